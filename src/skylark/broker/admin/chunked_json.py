@@ -1,15 +1,15 @@
-"""Large JSON objects, encoded bit by bit, with a turn of the event loop for others in between.
+"""Encodes large JSON objects in chunks, so that the event loop can do other work in between.
 
-A broker with ten thousand topics has answers of many megabytes. They are looked up and encoded
-here a few hundred entries at a time, so that messages do not wait for them::
+A broker with ten thousand topics has answers of many megabytes. They are encoded a few hundred
+entries at a time, so that messages do not wait for them::
 
     table = ObjectPieces(clock)
     for queue in queues:
-        await table.put(queue, offsets_of(queue))       # gives way every PER_TURN entries
+        await table.put(queue, offsets_of(queue))       # yields every PER_TURN entries
     body = b'{"offsetTable":' + table.encode() + b"}"
 
-Whoever walks over a table of the broker meanwhile walks over a copy of its keys: the table may
-change at each turn, and what is gone then is left out.
+A caller that reads a table of the broker meanwhile iterates over a copy of its keys: the table may
+change at each turn, and deleted entries are skipped.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, Final
 from skylark.core.clock import Clock
 from skylark.wire.fastjson import encode_body
 
-#: Entries that are looked up and encoded before others have their turn: about a millisecond.
+#: Entries per turn of the event loop: about a millisecond of work.
 PER_TURN: Final = 256
 
 
 class ObjectPieces:
-    """One JSON object under way; the values must not change after they were put."""
+    """One JSON object; the values must not change after ``put``."""
 
     def __init__(self, clock: Clock, *, per_turn: int = PER_TURN) -> None:
         self._clock = clock

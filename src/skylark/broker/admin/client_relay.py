@@ -1,4 +1,4 @@
-"""Questions of administrators that the broker passes on to clients.
+"""Client relay: requests of administrators that the broker forwards to clients.
 
 ========================================  ========================================================
 GET_CONSUMER_RUNNING_INFO (307)           to one member of a group: all about itself
@@ -8,11 +8,11 @@ INVOKE_BROKER_TO_GET_CONSUMER_STATUS      to all members as 221: offsets as they
 (223)                                     do not answer in time are left out
 ========================================  ========================================================
 
-The first two are answered with the client's own answer, whatever it is, and may take 10 s (then
-207). A client that is slow holds up nobody else. All ext entries of the tool go to the client, but
-not its credentials: Java passes on these, too.
+The broker answers the first two with the client's answer, of any code, and waits for it up to 10 s
+(then 207). All ext entries of the request go to the client, except the credentials, which Java
+forwards as well.
 
-Answers to ``AdminBrokerProcessor.callConsumer`` and ``Broker2Client``.
+Counterpart of Java's ``AdminBrokerProcessor.callConsumer`` and ``Broker2Client``.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S: Final = 10.0
 STATUS_TIMEOUT_S: Final = 5.0
-#: Ext entries by which a tool proves who it is.
+#: Ext entries with credentials.
 CREDENTIALS: Final = frozenset({"AccessKey", "Signature", "SecurityToken"})
 
 
 class RelayHandlers:
-    """The requests that clients answer."""
+    """The requests that are forwarded to clients."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class RelayHandlers:
         self._reader = reader
 
     def add_to(self, dispatcher: Dispatcher) -> None:
-        """Tell the dispatcher which code each method answers."""
+        """Register the handler of each code."""
         dispatcher.add_cold(RequestCode.GET_CONSUMER_RUNNING_INFO, self.running_info)
         dispatcher.add_cold(RequestCode.CONSUME_MESSAGE_DIRECTLY, self.consume)
         dispatcher.add_cold(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, self.status)
@@ -85,8 +85,8 @@ class RelayHandlers:
     async def running_info(self, _connection: Connection, request: Command) -> Command:
         """GET_CONSUMER_RUNNING_INFO (307)."""
         header = decode_ext(GetConsumerRunningInfoRequestHeader, request.ext)
-        passed_on = Command(code=request.code, ext=_passed_on(request), body=request.body)
-        return await self._ask(request, header.consumer_group, header.client_id, passed_on)
+        forwarded = Command(code=request.code, ext=_forwarded(request), body=request.body)
+        return await self._ask(request, header.consumer_group, header.client_id, forwarded)
 
     async def consume(self, _connection: Connection, request: Command) -> Command:
         """CONSUME_MESSAGE_DIRECTLY (309)."""
@@ -97,16 +97,16 @@ class RelayHandlers:
             raise BrokerError(f"can not find message by the offset, {log_offset}")
         with lease:
             message = bytes(lease.view)
-        ext = _passed_on(request) | {"brokerName": self._live.current.broker_name}
+        ext = _forwarded(request) | {"brokerName": self._live.current.broker_name}
         if (topic := self._topics.get(header.topic or "")) is not None:
             ext["topicSysFlag"] = str(topic.topic_sys_flag)
         if (group := self._groups.find(header.consumer_group)) is not None:
             ext["groupSysFlag"] = str(group.group_sys_flag)
-        passed_on = Command(code=request.code, ext=ext, body=message)
-        return await self._ask(request, header.consumer_group, header.client_id, passed_on)
+        forwarded = Command(code=request.code, ext=ext, body=message)
+        return await self._ask(request, header.consumer_group, header.client_id, forwarded)
 
     async def _ask(
-        self, request: Command, group: str, client_id: str | None, passed_on: Command
+        self, request: Command, group: str, client_id: str | None, forwarded: Command
     ) -> Command:
         """The answer of a client as the answer to ``request``."""
         client = f"<{group}> <{client_id}>"
@@ -119,7 +119,7 @@ class RelayHandlers:
                 " finish, please upgrade it to V3_1_8_SNAPSHOT"
             )
         try:
-            answer = await channel.peer.call(passed_on, CALL_TIMEOUT_S)
+            answer = await channel.peer.call(forwarded, CALL_TIMEOUT_S)
         except RequestTimeoutError as error:
             raise broker_error(
                 ResponseCode.CONSUME_MSG_TIMEOUT, f"consumer {client} Timeout: {error}"
@@ -162,9 +162,9 @@ async def _status_of(
             return None
         return decode_body(GetConsumerStatusBody, answer.body).message_queue_table
     except (TransportError, RemoteProtocolError) as error:
-        log.warning("%s does not tell where it is: %s", channel, error)
+        log.warning("%s does not report its offsets: %s", channel, error)
         return None
 
 
-def _passed_on(request: Command) -> dict[str, str]:
+def _forwarded(request: Command) -> dict[str, str]:
     return {name: value for name, value in (request.ext or {}).items() if name not in CREDENTIALS}

@@ -1,8 +1,8 @@
-"""Groups for administrators: create, change, delete, list, forbid, and who is connected.
+"""Requests about groups: create, change, delete, list, ban from a topic, list connections.
 
-A change is answered when it is on disk. Asking for a group (352) creates it, as every other look
-at a group does. The answer to 203 has two fields of our own: topics about which the members
-disagree, and the queues that they have locked.
+A change is answered when it is on disk. Reading a group (352) creates it, as other requests for a
+group do. The answer to 203 has two fields that Java does not have: topics that members subscribe to
+differently, and the queues that they have locked.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class GroupHandlers:
         self._group_deleted = group_deleted
 
     def add_to(self, dispatcher: Dispatcher) -> None:
-        """Tell the dispatcher which code each method answers."""
+        """Register the handler of each code."""
         cold = {
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update,
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.update_list,
@@ -96,13 +96,13 @@ class GroupHandlers:
         for code, handler in hot.items():
             dispatcher.add_hot(code, handler)
 
-    # --- changes --------------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------
 
     async def update(self, connection: Connection, request: Command) -> Command:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200)."""
         requested = decode_body(SubscriptionGroupConfig, request.body or b"")
         self._groups.update(requested)
-        log.info("%r has set group %s", connection, requested.group_name)
+        log.info("%r set group %s", connection, requested.group_name)
         await until_saved(self._saved.groups)
         return success(request)
 
@@ -110,7 +110,7 @@ class GroupHandlers:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225)."""
         requested = decode_body(SubscriptionGroupList, request.body or b"").group_config_list
         self._groups.update_all(requested)
-        log.info("%r has set %d groups", connection, len(requested))
+        log.info("%r set %d groups", connection, len(requested))
         await until_saved(self._saved.groups)
         return success(request)
 
@@ -118,7 +118,7 @@ class GroupHandlers:
         """DELETE_SUBSCRIPTIONGROUP (207)."""
         header = decode_ext(DeleteSubscriptionGroupRequestHeader, request.ext)
         if self._groups.delete(header.group_name):
-            log.info("%r has deleted group %s", connection, header.group_name)
+            log.info("%r deleted group %s", connection, header.group_name)
             self._group_deleted(header.group_name)
         if header.clean_offset:
             self._offsets.remove_group(header.group_name)
@@ -127,7 +127,7 @@ class GroupHandlers:
         return success(request)
 
     async def forbid(self, _connection: Connection, request: Command) -> Command:
-        """UPDATE_AND_GET_GROUP_FORBIDDEN (353): let a group read a topic, or not; or only ask."""
+        """UPDATE_AND_GET_GROUP_FORBIDDEN (353): set or read the ban of a group."""
         header = decode_ext(UpdateGroupForbiddenRequestHeader, request.ext)
         group, topic = header.group, header.topic
         if header.readable is not None:
@@ -137,7 +137,7 @@ class GroupHandlers:
         body = GroupForbidden(group=group, topic=topic, readable=readable)
         return success(request, body=body, remark="")
 
-    # --- questions ------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def get(self, _connection: Connection, request: Command) -> Command:
         """GET_SUBSCRIPTIONGROUP_CONFIG (352)."""

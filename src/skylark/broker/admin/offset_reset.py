@@ -1,14 +1,13 @@
-"""Groups sent to other places: reset of offsets (222) and offsets of one group for another (314).
+"""Offset reset (222), and copying the offsets of one group to another (314).
 
-**Reset by the broker** (``useServerSideResetOffset``, the default): the committed offsets are set,
-and a reset is left pending for each queue, which the next pull takes
+**Reset by the broker** (``useServerSideResetOffset``, the default): the broker sets the committed
+offsets, and leaves a pending reset for each queue, which the next pull takes
 (:mod:`skylark.broker.groups.consumer_offsets`). Members need not be online. The answer waits for
-the disk: after a crash the group goes on from where it was sent. Only the pending resets are lost
-with the process, and with them the protection from commits of members that have not heard of it
-yet.
+the disk: after a crash the group continues at the new offsets. Only the pending resets are lost
+with the process; a member that has not pulled since may then commit its old offset.
 
-**Reset by the members**, the way of 4.x: the offsets are worked out here and pushed to all members
-(220), who stop, jump and commit. Nothing is stored here before they do.
+**Reset by the members**, as in 4.x: the broker works out the offsets and sends them to all members
+(220), who stop, move and commit. The broker stores nothing before they do.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class ResetHandlers:
-    """The requests that move groups."""
+    """The requests that set offsets of groups."""
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class ResetHandlers:
         self._saved = saved
 
     def add_to(self, dispatcher: Dispatcher) -> None:
-        """Tell the dispatcher which code each method answers."""
+        """Register the handler of each code."""
         dispatcher.add_cold(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset)
         dispatcher.add_cold(RequestCode.CLONE_GROUP_OFFSET, self.clone)
 
@@ -107,7 +106,7 @@ class ResetHandlers:
     def _reset_by_members(
         self, header: ResetOffsetRequestHeader, *, is_c: bool
     ) -> dict[MessageQueue, int]:
-        """``is_c``: the tool speaks C++, and so, Java supposes, do the members."""
+        """``is_c``: the request comes from C++; Java assumes that so are the members."""
         offsets = self._wanted_offsets(header)
         group = self._consumers.group(header.group)
         if group is None:
@@ -120,19 +119,19 @@ class ResetHandlers:
         body: ResetOffsetBody | ResetOffsetBodyForC = ResetOffsetBody(offset_table=offsets)
         if is_c:
             body = _body_for_c(offsets)
-        told = ResetOffsetRequestHeader(
+        header_220 = ResetOffsetRequestHeader(
             topic=header.topic, group=header.group, timestamp=header.timestamp
         )
         for member in members:
             command = Command(
                 code=RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
-                ext=encode_ext(told),
+                ext=encode_ext(header_220),
                 body=encode_body(body),
             )
             try:
                 member.channel.peer.oneway(command)
             except TransportError as error:
-                log.warning("%s does not hear of the reset: %s", member.channel, error)
+                log.warning("cannot send the reset to %s: %s", member.channel, error)
         return offsets
 
     def _wanted_offsets(self, header: ResetOffsetRequestHeader) -> dict[MessageQueue, int]:
@@ -169,7 +168,7 @@ class ResetHandlers:
         if not header.offline and online is not None and online.subscriptions:
             known = [t for t in known if self._consumers.subscription(source, t) is not None]
         self._offsets.clone(source, target, known)
-        log.info("%r gives the offsets of %s to %s: %s", connection, source, target, known)
+        log.info("%r copied the offsets of %s to %s: %s", connection, source, target, known)
         self._saved.offsets.mark()
         await until_saved(self._saved.offsets)
         return success(request)

@@ -1,10 +1,9 @@
-"""Requests that this broker refuses by name (code 3), each with its reason.
+"""Requests that this broker does not support (code 3), each with the reason for the answer.
 
-A code that nobody knows is refused as well, by the dispatcher; these are known, and whoever sends
-one is told what it is and why it is not done. Together with the handlers this table covers every
-request of the catalogue that is meant for a broker: a test compares them. Whoever builds one of
-these takes it out of here. A reason with the word "yet" is one that will go: the list of what is
-compatible calls such requests "later", and the others "refused".
+The dispatcher refuses unknown codes; these codes are known. Together with the handlers this table
+covers every request of the catalogue that is meant for a broker: a test compares them. A request
+that gets a handler leaves the table. A reason with the word "yet" is temporary: the compatibility
+page calls such requests "later", and the others "refused".
 """
 
 from __future__ import annotations
@@ -78,15 +77,15 @@ REFUSED: Final[dict[RequestCode, str]] = {
 
 
 class Refusals:
-    """Answers every request of the table."""
+    """Refuses every request of the table."""
 
     def add_to(self, dispatcher: Dispatcher) -> None:
-        """Tell the dispatcher which code each method answers."""
+        """Register the handler of each code."""
         for code in REFUSED:
             dispatcher.add_hot(code, self.refuse)
 
     def refuse(self, _connection: Connection, request: Command) -> Command:
-        """Any request that is not done here."""
+        """Any request of the table."""
         code = RequestCode(request.code)
         raise RequestNotSupportedError(
             f" request type {request.code} not supported", hint=f"{name_of(code)}: {REFUSED[code]}"

@@ -1,8 +1,8 @@
-"""The settings of a broker for administrators: change (25), show (26).
+"""Requests about settings: change them (25), read them (26).
 
-A change holds at once, or for some settings with the next start
+A change takes effect at once, or for some settings at the next start
 (:mod:`skylark.broker.live_settings`), and is answered when the settings file has it. A changed
-``brokerPermission`` changes what every topic may be used for, so all topics are registered again.
+``brokerPermission`` changes the permissions of every topic, so all topics are registered again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SettingsHandlers:
         self._register_all = register_all
 
     def add_to(self, dispatcher: Dispatcher) -> None:
-        """Tell the dispatcher which code each method answers."""
+        """Register the handler of each code."""
         dispatcher.add_cold(RequestCode.UPDATE_BROKER_CONFIG, self.update)
         dispatcher.add_hot(RequestCode.GET_BROKER_CONFIG, self.get)
 
@@ -74,7 +74,7 @@ class SettingsHandlers:
         try:
             await self._file.save()
         except StoreError as error:
-            log.warning("settings hold until restart, they cannot be saved: %s", error)
+            log.warning("cannot save the settings, they hold until restart: %s", error)
             raise not_saved(error) from error
         return success(request)
 

@@ -1,18 +1,18 @@
-"""How far topics and groups have come, and how fast: what monitoring asks for.
+"""Requests about progress and rates of topics and groups, for monitoring.
 
 =====================================  ===========================================================
-GET_TOPIC_STATS_INFO (202)             the ends of every queue of a topic
+GET_TOPIC_STATS_INFO (202)             smallest and largest offset of each queue of a topic
 GET_CONSUME_STATS (208)                how far a group is behind, queue by queue
 GET_BROKER_CONSUME_STATS (317)         the same for all groups
-QUERY_CONSUME_TIME_SPAN (303)          which store times a topic covers, and where a group stands
+QUERY_CONSUME_TIME_SPAN (303)          store times of the messages of a topic and of a group
 QUERY_CORRECTION_OFFSET (308)          the smallest offset of all groups
 VIEW_BROKER_STATS_DATA (315)           one statistic by minute, hour and day
 =====================================  ===========================================================
 
-A topic counts for a group if the group has committed offsets of it; while the group is online, only
-if it still subscribes to it as well. Different from Java: 317 also knows what was pulled and not
-committed yet (Java takes it for 0 and shows a negative sum), and a group that never committed is as
-old in 303 as the first message of the queue (Java: as old as the epoch).
+A group has a topic if it has committed offsets for it; while the group is online, only if it still
+subscribes to it as well. Different from Java: 317 includes messages that were pulled and not
+committed yet (Java counts 0 and shows a negative sum), and for a group that never committed 303 has
+the time of the first message of the queue (Java: 1970).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from skylark.wire.headers.admin import (
 )
 from skylark.wire.headers.offset import QueryCorrectionOffsetRequestHeader
 
-#: In 308: the group is so far back that no offset is right for it.
+#: In 308: the group is so far behind that there is no right offset for it.
 NO_CORRECTION: Final = 2**63 - 1
 
 
@@ -83,7 +83,7 @@ class StatsHandlers:
         self._clock = clock
 
     def add_to(self, dispatcher: Dispatcher) -> None:
-        """Tell the dispatcher which code each method answers."""
+        """Register the handler of each code."""
         dispatcher.add_cold(RequestCode.GET_TOPIC_STATS_INFO, self.topic_stats)
         dispatcher.add_cold(RequestCode.GET_CONSUME_STATS, self.consume_stats)
         dispatcher.add_cold(RequestCode.GET_BROKER_CONSUME_STATS, self.all_consume_stats)
@@ -143,7 +143,7 @@ class StatsHandlers:
             consume_time_stamp_str=local_time(consumed_ms),
         )
         next_ms = reader.store_time(topic, queue_id, max(offset, min_offset))
-        if next_ms is not None:  # a message waits
+        if next_ms is not None:  # there is a message to consume
             span.delay_time = self._clock.now_ms() - next_ms
         return span
 
@@ -250,7 +250,7 @@ class StatsHandlers:
         return config
 
     def _consumes(self, group: str, topic: str) -> bool:
-        """Not if the group is online and subscribes to other topics only."""
+        """Whether a group consumes a topic: not if it is online and subscribes to others only."""
         online = self._consumers.group(group)
         if online is None or not online.subscriptions:
             return True
@@ -272,6 +272,6 @@ def _consume_stats(table: ObjectPieces, tps: float) -> bytes:
 
 
 def local_time(time_ms: int) -> str:
-    """As Java shows times to people: ``2026-11-15#08:09:52:001``."""
+    """A local time as Java formats it: ``2026-11-15#08:09:52:001``."""
     local = datetime.fromtimestamp(time_ms / 1000, tz=UTC).astimezone()
     return f"{local:%Y-%m-%d#%H:%M:%S}:{time_ms % 1000:03d}"

@@ -1,14 +1,14 @@
-"""Cleaning on demand: queues without messages, queues without a topic, expired log files.
+"""Store cleaning on demand: queues without messages, queues without a topic, expired log files.
 
 ==================================  ==============================================================
 CLEAN_EXPIRED_CONSUMEQUEUE (306)    queues whose messages are all gone from the log
 CLEAN_UNUSED_TOPIC (316)            queues of topics that have no configuration any more
-DELETE_EXPIRED_COMMITLOG (329)      log files whose time is over, whatever the hour is: in the
-                                    passes of the store that follow, so the answer comes before
+DELETE_EXPIRED_COMMITLOG (329)      log files that have expired, at any hour of the day; the answer
+                                    comes before the store has deleted them
 ==================================  ==============================================================
 
-System topics are left alone. Between queues others have their turn. What a crash leaves is said
-where it is done: ``MessageStore``, ``Retention``.
+System topics are not deleted. The event loop can do other work between queues. ``MessageStore`` and
+``Retention`` say what a crash leaves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from skylark.wire.command import Command
 
 log = logging.getLogger(__name__)
 
-#: Queues that are looked at before others have their turn.
+#: Queues per turn of the event loop.
 QUEUES_PER_TURN: Final = 256
 
 
@@ -42,7 +42,7 @@ class CleaningHandlers:
         self._clock = clock
 
     def add_to(self, dispatcher: Dispatcher) -> None:
-        """Tell the dispatcher which code each method answers."""
+        """Register the handler of each code."""
         dispatcher.add_cold(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, self.clean_expired_queues)
         dispatcher.add_cold(RequestCode.CLEAN_UNUSED_TOPIC, self.clean_unused_topics)
         dispatcher.add_hot(RequestCode.DELETE_EXPIRED_COMMITLOG, self.delete_expired_files)
@@ -60,7 +60,7 @@ class CleaningHandlers:
             deleted += is_deleted
             if is_deleted or number % QUEUES_PER_TURN == 0:
                 await self._clock.sleep(0)
-        log.info("%r has had %d queues without messages deleted", connection, deleted)
+        log.info("%r deleted %d queues without messages", connection, deleted)
         return success(request)
 
     async def clean_unused_topics(self, connection: Connection, request: Command) -> Command:
@@ -68,9 +68,9 @@ class CleaningHandlers:
         for topic in self._store.queues.topics():
             if topic in self._topics or self._topics.is_system(topic):
                 continue
-            if topic.startswith(LMQ_PREFIX):  # queues of their own kind, never configured
+            if topic.startswith(LMQ_PREFIX):  # light queues have no topic configuration
                 continue
-            log.info("%r has the queues of %s deleted, which is no topic", connection, topic)
+            log.info("%r deletes the queues of %s, which is not a topic", connection, topic)
             try:
                 self._store.delete_topic(topic)
             except StoreError as error:
@@ -80,6 +80,6 @@ class CleaningHandlers:
 
     def delete_expired_files(self, connection: Connection, request: Command) -> Command:
         """DELETE_EXPIRED_COMMITLOG (329)."""
-        log.info("%r has expired files deleted", connection)
+        log.info("%r requests the deletion of expired files", connection)
         self._store.retention.request_deletion()
         return success(request)

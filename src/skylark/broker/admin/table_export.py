@@ -1,9 +1,11 @@
-"""Whole tables, as slaves copy them from their master: offsets (43), delay levels (45), the timer
-(60, 61), request modes (402). Topics (21) and groups (201) are answered where they are changed.
+"""Table export: whole tables for slaves to copy.
 
-Large tables are encoded bit by bit (:mod:`skylark.broker.admin.chunked_json`). The version in
-the answer is that of the beginning: a slave may get newer offsets under an older version, sees a
-newer version at its next look, and copies again.
+These are offsets (43), delay levels (45), the timer (60, 61) and request modes (402). Topics (21)
+are in ``topic_handlers``, groups (201) in ``group_handlers``.
+
+Large tables are encoded in chunks (:mod:`skylark.broker.admin.chunked_json`). The version in the
+answer is that of the first chunk: a slave may get newer offsets with an older version; it then sees
+a newer version in the next round, and copies again.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class SyncHandlers:
         self._timer = timer
 
     def add_to(self, dispatcher: Dispatcher) -> None:
-        """Tell the dispatcher which code each method answers."""
+        """Register the handler of each code."""
         dispatcher.add_cold(RequestCode.GET_ALL_CONSUMER_OFFSET, self.get_offsets)
         dispatcher.add_hot(RequestCode.GET_ALL_DELAY_OFFSET, self.get_delay_offsets)
         dispatcher.add_hot(RequestCode.GET_TIMER_CHECK_POINT, self.get_timer_checkpoint)
@@ -65,7 +67,7 @@ class SyncHandlers:
                 encode_body(tables.data_version),
                 await self._encode(tables.group_topic_map or {}),
                 await self._encode(tables.offset_table),
-                # Java's slave does not know this table, and can only skip keys that are texts.
+                # Java's slave does not know this table, and can only skip keys that are strings.
                 await self._encode(tables.pull_offset_table or {}, keys_as_text=True),
             )
         )

@@ -1,10 +1,10 @@
-"""Topics for administrators: create, change, delete, list, and who consumes them.
+"""Requests about topics: create, change, delete, list, and which groups consume them.
 
-A change is answered when it is on disk and the name servers have been told of it (or have failed to
-answer), so that whoever gets the answer finds the topic, and finds it again after a crash.
+A change is answered when it is on disk and the name servers have it (or did not answer), so that a
+client that gets the answer finds the topic, also after a crash.
 
-Deleting a topic (215) takes its configuration, its offsets and its queues away in one go, with
-nothing between that could see a part of it; the log keeps the messages until they expire.
+Deleting a topic (215) removes its configuration, its offsets and its queues in one turn of the
+loop, so that no other request sees a part of it; the log keeps the messages until they expire.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class TopicHandlers:
-    """The requests about topics that need no messages."""
+    """The requests about topics."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class TopicHandlers:
         delete_queues: Callable[[Collection[str]], None],
         announced: Callable[[], Awaitable[None]],
     ) -> None:
-        """``delete_queues`` forgets what the store has of these topics (queues, timer counts).
+        """``delete_queues`` deletes the queues and counters of topics.
 
-        ``announced`` waits until the name servers know the topics as they are, or until they have
-        had their time; it raises nothing for servers that do not answer.
+        ``announced`` waits until the name servers have the topics, or until their timeout; it does
+        not raise for servers that do not answer.
         """
         self._live = live
         self._topics = topics
@@ -69,7 +69,7 @@ class TopicHandlers:
         self._announced = announced
 
     def add_to(self, dispatcher: Dispatcher) -> None:
-        """Tell the dispatcher which code each method answers."""
+        """Register the handler of each code."""
         dispatcher.add_cold(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update)
         dispatcher.add_cold(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.update_list)
         dispatcher.add_cold(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)
@@ -84,7 +84,7 @@ class TopicHandlers:
         for code, handler in hot.items():
             dispatcher.add_hot(code, handler)
 
-    # --- changes --------------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------
 
     async def update(self, connection: Connection, request: Command) -> Command:
         """UPDATE_AND_CREATE_TOPIC (17)."""
@@ -101,18 +101,18 @@ class TopicHandlers:
             order=header.order,
         )
         if self._topics.update(requested, header.attributes or ""):
-            log.info("%r has set topic %s", connection, header.topic)
-        return await self._known_everywhere(request)
+            log.info("%r set topic %s", connection, header.topic)
+        return await self._saved_and_announced(request)
 
     async def update_list(self, connection: Connection, request: Command) -> Command:
         """UPDATE_AND_CREATE_TOPIC_LIST (18)."""
         requested = decode_body(CreateTopicListRequestBody, request.body or b"").topic_config_list
         if self._topics.update_all(requested):
-            log.info("%r has set %d topics", connection, len(requested))
-        return await self._known_everywhere(request)
+            log.info("%r set %d topics", connection, len(requested))
+        return await self._saved_and_announced(request)
 
-    async def _known_everywhere(self, request: Command) -> Command:
-        """The answer to a change. Also if nothing changed: an earlier one may be under way."""
+    async def _saved_and_announced(self, request: Command) -> Command:
+        """The answer to a change; waits also if nothing changed, for earlier changes."""
         await until_saved(self._saved.topics)
         await self._announced()
         return success(request, remark=UNSET_REMARK)
@@ -126,12 +126,12 @@ class TopicHandlers:
             self._offsets.remove_topic(name)
         self._delete_queues(gone)
         if existed:
-            log.info("%r has deleted topic %s", connection, topic)
+            log.info("%r deleted topic %s", connection, topic)
         self._saved.offsets.mark()
         await until_saved(self._saved.topics, self._saved.offsets)
         return success(request)
 
-    # --- questions ------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def get(self, _connection: Connection, request: Command) -> Command:
         """GET_TOPIC_CONFIG (351). No topic has a mapping: there are no static topics."""

@@ -1,31 +1,31 @@
-"""Delivers delayed messages when they are due: level by level, in order, never early.
+"""Delay levels: delivers delayed messages when they are due, in order per level, never early.
 
 ::
 
     SCHEDULE_TOPIC_XXXX, queue of the level  --due-->  REAL_TOPIC, REAL_QID
 
 A delayed message was stored in the queue of its level (:mod:`skylark.broker.send.message_policy`).
-When it is due, a copy goes where it belongs: same body, flags, born time and host, reconsume times,
-and the same property string, so that DELAY, REAL_TOPIC and REAL_QID still stand in it. Nobody waits
-for the copy to be flushed; progress counts as made when it is
+When it is due, the service stores a copy in its real topic: same body, flags, born time and host,
+reconsume times, and the same property string, which still has DELAY, REAL_TOPIC and REAL_QID. It
+does not wait for the flush of the copy, but saves its progress only up to copies that are on disk
 (:mod:`skylark.broker.delay.delay_progress`, which also says what a crash leaves).
 
-**Time.** A level that has messages has one timer, set to the time at which the first is due; one
-without has none, and is woken by the next message that arrives. The wall clock may be set, or the
-machine sleep, so a timer runs for at most ``TIMER_S_MAX`` before the clock is looked at again. Java
-looks every 100 ms.
+**Time.** A level with messages has one timer, set to the time at which the first is due. A level
+without messages has no timer; the next message that arrives starts it. Because the wall clock may
+be set, or the machine may sleep, a timer runs for at most ``TIMER_S_MAX`` before the service checks
+the clock again. Java checks every 100 ms.
 
-**Slices.** Levels with messages that are due take turns. A turn delivers for about 5 ms and then
-lets the loop do its other work, so that ten thousand messages due at once delay nobody.
+**Slices.** Levels with due messages take turns. A turn delivers for about 5 ms and then lets the
+loop do its other work, so that ten thousand messages due at once do not delay requests.
 
-**Failures.** While a copy cannot be stored (disk full, for example) its level tries it again every
-100 ms; what comes behind it waits. After an unexpected error it is 10 s. The copy is not held to
-``maxMessageSize`` and other settings: the message was acknowledged. Passed over, with a line in the
-log, are messages that cannot be read, that name no destination or one which nobody may send to, and
+**Failures.** While a copy cannot be stored (disk full, for example) the service tries it again
+every 100 ms, after an unexpected error every 10 s; later messages of the level wait. The copy is
+not held to ``maxMessageSize`` and other settings: the message was acknowledged. The service skips,
+and logs, messages that cannot be read, that have no destination or one that is not allowed, and
 those of which no record can be made (:mod:`skylark.broker.send.own_copies`). They stay in the
-schedule topic. Java is stuck with the last kind for ever.
+schedule topic. Java retries the last kind for ever.
 
-Delivery goes on for topics that were deleted meanwhile, as in Java. Only a master delivers.
+Messages of topics that were deleted meanwhile are delivered, as in Java. Only a master delivers.
 
 Counterpart of Java's ``ScheduleMessageService``.
 """
@@ -68,7 +68,7 @@ SLICE_COUNT_MAX: Final = 200
 RETRY_S: Final = 0.1
 RETRY_AFTER_ERROR_S: Final = 10.0
 TIMER_S_MAX: Final = 10.0
-#: The group in whose name delayed messages are read, in statistics.
+#: The group under which reads of delayed messages are counted.
 SCHEDULE_GROUP: Final = "SCHEDULE_CONSUMER"
 
 _REAL_TOPIC: Final = PROPERTY_REAL_TOPIC.encode()
@@ -79,7 +79,7 @@ _iter_entries = CQ_ENTRY.iter_unpack
 
 
 class NotDeliverableError(ValueError):
-    """A record in the schedule topic that is no delayed message."""
+    """A record in the schedule topic that cannot be delivered."""
 
 
 def delivery_of(record: MessageRecord) -> Draft:
@@ -88,15 +88,15 @@ def delivery_of(record: MessageRecord) -> Draft:
     raw_topic = find_raw_property(properties, _REAL_TOPIC)
     queue_id = find_raw_property(properties, _REAL_QID)
     if raw_topic is None or queue_id is None:
-        raise NotDeliverableError("it does not say where it belongs")
+        raise NotDeliverableError("it has no destination")
     if not queue_id.isdigit() or len(queue_id) > _QUEUE_DIGITS_MAX:
-        raise NotDeliverableError("it belongs to a queue that cannot be")
+        raise NotDeliverableError("its destination queue is invalid")
     topic = raw_topic.decode("utf-8", "replace")
     if topic == HALF_TOPIC:
         raise NotDeliverableError("it is a half message")
     if topic in NO_DESTINATIONS:
-        raise NotDeliverableError(f"it belongs to {topic}, to which nobody may send")
-    if _CRC32 in properties:  # of the record that it was in
+        raise NotDeliverableError(f"its destination {topic} is not allowed")
+    if _CRC32 in properties:  # of the old record
         properties = without_property(properties, _CRC32)
     draft = copy_of(record, topic, int(queue_id))
     draft.properties = properties
@@ -104,13 +104,13 @@ def delivery_of(record: MessageRecord) -> Draft:
 
 
 class _Lane:
-    """What the service keeps of a level besides its progress."""
+    """The progress, timer and state of one level."""
 
     __slots__ = ("failing", "idle", "progress", "timer")
 
     def __init__(self, progress: DelayLevel) -> None:
         self.progress = progress
-        self.idle = True  # nothing to deliver: no timer, and not waiting for its turn
+        self.idle = True  # nothing to deliver: no timer, and not in the queue of turns
         self.timer: TimerHandle | None = None
         self.failing = False
 
@@ -137,13 +137,13 @@ class ScheduleService:
         self._ready: deque[_Lane] = deque()
         self._turn: TimerHandle | None = None
         self.is_running = False
-        #: Messages passed over since the start.
+        #: Messages skipped since the start.
         self.skipped_count = 0
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- start and stop ---------------------------------------------------------------------------
 
     def load(self, table: DelayOffsetTable) -> None:
-        """Take over ``delayOffset.json``; after the store was opened."""
+        """Load ``delayOffset.json``; the store is open."""
         queues = self._store.queues.topic_queues(SCHEDULE_TOPIC)
         self._levels.load(table, [queue.queue_id for queue in queues], self._bounds)
 
@@ -171,10 +171,10 @@ class ScheduleService:
         self.is_running = True
         for progress in self._levels.by_level.values():
             lane = self._lanes[progress.queue_id] = _Lane(progress)
-            self._look_after(lane, 0.0)
+            self._schedule(lane, 0.0)
 
     async def stop(self) -> None:
-        """Deliver no more, and bring to disk what was delivered: the file can be exact then."""
+        """Stop, and flush what was delivered, so that the saved progress is exact."""
         if not self.is_running:
             return
         self.is_running = False
@@ -188,16 +188,16 @@ class ScheduleService:
             return
         flushed: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
 
-        def note(status: PutStatus) -> None:
+        def finish(status: PutStatus) -> None:
             if not flushed.done():
                 flushed.set_result(status)
 
-        self._store.when_all_on_disk(note)
+        self._store.when_all_on_disk(finish)
         if await flushed is not PutStatus.PUT_OK:
-            log.warning("delayed messages may be delivered twice: the disk does not have them yet")
+            log.warning("cannot flush delivered messages: the next start may deliver them again")
 
     def arrived(self, arrival: Arrival) -> None:
-        """A message can be read; for those of the schedule topic."""
+        """Handle a message that has arrived in the schedule topic."""
         lane = self._lanes.get(arrival.queue_id)
         if lane is None:
             return
@@ -205,18 +205,18 @@ class ScheduleService:
         if lane.idle and self.is_running:
             now_ms = self._clock.now_ms()
             due_ms = lane.progress.due_ms(arrival.tags_code, now_ms)
-            self._look_after(lane, (due_ms - now_ms) / 1000)
+            self._schedule(lane, (due_ms - now_ms) / 1000)
 
     # --- turns ------------------------------------------------------------------------------------
 
-    def _look_after(self, lane: _Lane, delay_s: float) -> None:
+    def _schedule(self, lane: _Lane, delay_s: float) -> None:
         lane.idle = False
         if delay_s <= 0:
-            self._line_up(lane)
+            self._enqueue(lane)
         else:
-            lane.timer = self._clock.call_later(min(delay_s, TIMER_S_MAX), self._line_up, lane)
+            lane.timer = self._clock.call_later(min(delay_s, TIMER_S_MAX), self._enqueue, lane)
 
-    def _line_up(self, lane: _Lane) -> None:
+    def _enqueue(self, lane: _Lane) -> None:
         lane.timer = None
         self._ready.append(lane)
         self._next_turn()
@@ -226,7 +226,7 @@ class ScheduleService:
             self._turn = self._clock.call_later(0, self._take_turn)
 
     def _take_turn(self) -> None:
-        """Deliver a slice of one level, then let others have theirs."""
+        """Deliver a slice of one level, then let the others have their turns."""
         self._turn = None
         lane = self._ready.popleft()
         progress = lane.progress
@@ -235,10 +235,10 @@ class ScheduleService:
         try:
             pause_s = self._deliver_due(lane)
         except Exception:
-            log.exception("delay level %d rests for a while", progress.level)
+            log.exception("delay level %d failed and pauses", progress.level)
             pause_s = RETRY_AFTER_ERROR_S
         progress.mark(self._store.log.files.flushed_where)
-        self._levels.note_progress(
+        self._levels.count_progress(
             progress.next_offset - first_offset,
             self._live.current.delay_offset_update_version_step,
             self._clock.now_ms(),
@@ -246,11 +246,11 @@ class ScheduleService:
         if pause_s is None:
             lane.idle = True
         else:
-            self._look_after(lane, pause_s)
+            self._schedule(lane, pause_s)
         self._next_turn()
 
     def _deliver_due(self, lane: _Lane) -> float | None:
-        """Deliver a slice; after how many seconds to go on, None: when the next one arrives."""
+        """Deliver a slice; returns the pause in seconds, None: until the next message arrives."""
         progress, clock = lane.progress, self._clock
         queue = self._store.queues.get(SCHEDULE_TOPIC, progress.queue_id)
         if queue is None:
@@ -275,20 +275,24 @@ class ScheduleService:
         count = progress.keep_within(queue.min_offset, queue.max_offset)
         if count:
             self.skipped_count += count
-            log.error("%d messages of delay level %d expired undelivered", count, progress.level)
+            log.error(
+                "retention deleted %d messages of delay level %d before they were delivered",
+                count,
+                progress.level,
+            )
 
     # --- one message ------------------------------------------------------------------------------
 
     def _deliver(self, lane: _Lane, log_offset: int) -> bool:
-        """Deliver the next message of a level, or pass over it; False: it has to wait."""
+        """Deliver or skip the next message of a level; False: try it again later."""
         lease = self._store.reader.record(log_offset)
         if lease is None:
-            return self._pass_over(lane, log_offset, "it is not there any more")
+            return self._log_and_skip(lane, log_offset, "the log does not have it")
         try:
             with lease:
                 draft = delivery_of(decode_record(lease.view))
         except (RecordError, NotDeliverableError) as error:
-            return self._pass_over(lane, log_offset, str(error))
+            return self._log_and_skip(lane, log_offset, str(error))
         result = self._writer.put_copy(draft)
         if result.status.stored:
             lane.progress.delivered(result.next_offset)
@@ -296,20 +300,22 @@ class ScheduleService:
             self._count(draft.topic, result)
             if lane.failing:
                 lane.failing = False
-                log.info("delay level %d is delivered again", lane.progress.level)
+                log.info("delay level %d delivers again", lane.progress.level)
             return True
         if result.status in NEVER_STORED:
             self._writer.uncopied.add("delivery", log_offset, draft.topic, result.status)
             return self._skip(lane)
         if not lane.failing:
             lane.failing = True
-            log.warning("delay level %d has to wait: %s", lane.progress.level, result.status.name)
+            log.warning(
+                "delay level %d cannot store a message: %s", lane.progress.level, result.status.name
+            )
         return False
 
-    def _pass_over(self, lane: _Lane, log_offset: int, reason: str) -> bool:
+    def _log_and_skip(self, lane: _Lane, log_offset: int, reason: str) -> bool:
         progress = lane.progress
         log.error(
-            "message %d of delay level %d, at %d of the log, is not delivered: %s",
+            "skipped message %d of delay level %d, at log offset %d: %s",
             progress.next_offset,
             progress.level,
             log_offset,
@@ -331,4 +337,4 @@ class ScheduleService:
 
 
 def _ignore(_status: PutStatus) -> None:
-    """Nobody waits for a delivery to be flushed."""
+    """The service does not wait for the flush of a copy."""

@@ -1,23 +1,23 @@
-"""How far the delivery of delayed messages has got, level by level, and what of that may be saved.
+"""Delay progress: how far each delay level is delivered, and how much of that may be saved.
 
 Every delay level has a queue of SCHEDULE_TOPIC_XXXX: level 1 has queue 0. Its messages are
 delivered in the order of the queue; the tags code of an entry is the time at which it is due. The
-progress of a level is the queue offset of the next entry, kept in ``config/delayOffset.json``::
+progress of a level is the queue offset of the next entry, saved in ``config/delayOffset.json``::
 
     {"dataVersion": {...}, "offsetTable": {1: 10, 3: 7}}
 
-**What may be saved.** An entry before the saved offset is never looked at again. So the file must
-not be ahead of the disk: a delivered message that a power cut takes back has to be delivered again.
-A :class:`DelayLevel` notes with its deliveries where the log ended, and
-:meth:`DelayLevel.safe_offset` moves past them only when the log is on disk that far, whatever the
-flush setting is. Java saves what was appended, and may lose such messages.
+**What may be saved.** An entry before the saved offset is never read again. So the file must not be
+ahead of the disk: a delivered message that a power failure loses has to be delivered again. A
+:class:`DelayLevel` records where the log ended after its deliveries, and
+:meth:`DelayLevel.safe_offset` moves past them only when the log is on disk that far, with any flush
+setting. Java saves what was appended, and may lose such messages.
 
-**After a crash** delivery goes on at the saved offset, which is behind by what was delivered since
-the last save (``flushDelayOffsetInterval``) or was not on disk then. These messages are delivered
-once more, as in Java: at least once, never lost. After an orderly stop the file is exact.
+**After a crash** delivery continues at the saved offset. Messages that were delivered since the
+last save (``flushDelayOffsetInterval``), or were not on disk then, are delivered again, as in Java:
+at least once, never lost. After an orderly stop the file is exact.
 
-**Settings.** A level that ``messageDelayLevel`` no longer has keeps its queue, and what is left in
-it is delivered when its entries say; Java leaves it there.
+**Settings.** A level that ``messageDelayLevel`` no longer has keeps its queue, and its messages are
+delivered when they are due; Java never delivers them.
 
 Counterpart of the tables of Java's ``ScheduleMessageService``.
 """
@@ -34,7 +34,7 @@ from skylark.wire.bodies.common_body import DataVersion
 
 log = logging.getLogger(__name__)
 
-#: Marks per level; more progress than that is added to the newest one.
+#: Marks per level; further progress is added to the newest one.
 MARKS_MAX: Final = 64
 
 
@@ -46,7 +46,7 @@ class Mark(NamedTuple):
 
 
 class DelayLevel:
-    """The progress of one level; knows neither clock nor store."""
+    """The progress of one level; does no I/O."""
 
     __slots__ = ("_log_end", "_marks", "_safe_offset", "delay_ms", "level", "listed", "next_offset")
 
@@ -56,7 +56,7 @@ class DelayLevel:
         self.delay_ms = delay_ms
         #: Queue offset of the entry to be delivered next.
         self.next_offset = 0
-        #: Whether there ever was a message, so that the level stands in the file.
+        #: Whether the level ever had a message; only then it is in the file.
         self.listed = False
         self._log_end = 0
         self._safe_offset = 0
@@ -67,16 +67,16 @@ class DelayLevel:
         return self.level - 1
 
     def begin_at(self, offset: int, min_offset: int, max_offset: int) -> None:
-        """Go on where the last run ended, within what the queue holds."""
+        """Continue where the last run ended, within the offsets of the queue."""
         within = min(max(offset, min_offset), max_offset)
         if within != offset:
-            log.warning("delay level %d goes on at %d instead of %d", self.level, within, offset)
+            log.warning("delay level %d continues at %d instead of %d", self.level, within, offset)
         self.next_offset = self._safe_offset = within
 
     def keep_within(self, min_offset: int, max_offset: int) -> int:
-        """Pass over entries that retention has deleted; how many they were.
+        """Skip entries that retention has deleted; returns how many.
 
-        A queue that ends before the next entry was deleted as a whole, and begun anew.
+        If the queue ends before the next entry, it was deleted and created again.
         """
         if self.next_offset > max_offset:
             self._marks.clear()
@@ -86,22 +86,22 @@ class DelayLevel:
         return expired_count
 
     def due_ms(self, tags_code: int, now_ms: int) -> int:
-        """When an entry is to be delivered.
+        """When an entry is due.
 
-        Later than the whole delay from now cannot be: the clock was set back, or the delay was
-        made shorter. Such an entry is due now.
+        If that is later than the whole delay from now, the clock was set back, or the delay was
+        shortened. Such an entry is due now.
         """
         if self.delay_ms is not None and tags_code > now_ms + self.delay_ms:
             return now_ms
         return tags_code
 
     def delivered(self, log_end: int) -> None:
-        """The next entry was delivered; the log ended there afterwards."""
+        """Record that the next entry was delivered; ``log_end`` is the end of the log after it."""
         self._log_end = log_end
         self.next_offset += 1
 
     def mark(self, flushed_where: int) -> None:
-        """Note the progress made, for :meth:`safe_offset`; due before others look."""
+        """Record the progress for :meth:`safe_offset`; call it at the end of each turn."""
         offset = self.safe_offset(flushed_where)
         if self._marks:
             offset = self._marks[-1].next_offset
@@ -111,7 +111,7 @@ class DelayLevel:
             self._marks.append(Mark(self._log_end, self.next_offset))
 
     def safe_offset(self, flushed_where: int) -> int:
-        """The progress that no power cut takes back, if the log is on disk that far."""
+        """The progress that may be saved if the log is on disk up to ``flushed_where``."""
         marks = self._marks
         while marks and marks[0].log_end <= flushed_where:
             self._safe_offset = marks.popleft().next_offset
@@ -135,20 +135,20 @@ class DelayLevels:
         queue_ids: Iterable[int],
         bounds: Callable[[int], tuple[int, int]],
     ) -> None:
-        """Take over the file; ``queue_ids`` are the queues that exist, ``bounds`` their ends."""
+        """Load the file; ``bounds`` gives smallest and largest offset of an existing queue."""
         if table.data_version != DataVersion():
             self.version = table.data_version
         for level in sorted(queue_id + 1 for queue_id in queue_ids):
             if level not in self.by_level:
-                log.warning("messages of delay level %d wait, which is not configured", level)
+                log.warning("delay level %d has messages, but is not configured", level)
                 self.by_level[level] = DelayLevel(level, None)
         for level, progress in self.by_level.items():
             min_offset, max_offset = bounds(progress.queue_id)
             progress.begin_at(table.offset_table.get(level, min_offset), min_offset, max_offset)
             progress.listed = level in table.offset_table or max_offset > 0
 
-    def note_progress(self, count: int, version_step: int, now_ms: int) -> None:
-        """Messages were delivered; every so many make a new version, by which slaves notice."""
+    def count_progress(self, count: int, version_step: int, now_ms: int) -> None:
+        """Count delivered messages; each ``version_step`` of them raises the version."""
         before, self._progress_count = self._progress_count, self._progress_count + count
         if before // version_step != self._progress_count // version_step:
             self.version = self.version.next(now_ms)

@@ -1,11 +1,11 @@
-"""Putting timed messages where they belong: delivery, rolling, and what to do when a put fails.
+"""Timer delivery: stores the copies of timed messages that are due or rolled; handles failed puts.
 
 A delivered message has the body, flags, times and hosts of the one that was sent, and its
-properties, ``REAL_TOPIC`` and ``TIMER_OUT_MS`` included, with two more: ``TIMER_ENQUEUE_MS``, when
-it was placed (the largest long for one that never was, because it came late), and
-``TIMER_DEQUEUE_MS``, now. The copy is not held to settings such as ``maxMessageSize``: the message
-was acknowledged. A message of which no record can be made stays in the timer topic, and is counted
-(:mod:`skylark.broker.send.own_copies`).
+properties, including ``REAL_TOPIC`` and ``TIMER_OUT_MS``, and two more: ``TIMER_ENQUEUE_MS``, when
+it was put into the wheel (the largest long if it came too late for that), and
+``TIMER_DEQUEUE_MS``, the time of delivery. The copy is not held to settings such as
+``maxMessageSize``: the message was acknowledged. A message of which no record can be made stays in
+the timer topic, and is counted (:mod:`skylark.broker.send.own_copies`).
 
 Counterpart of Java's ``TimerDequeuePutMessageService``, and of ``convert`` and ``doPut`` in
 ``TimerMessageStore``.
@@ -42,7 +42,7 @@ _HOPELESS: Final = NEVER_STORED | {
 
 
 class Outcome(enum.Enum):
-    """What became of a message."""
+    """The result of a delivery."""
 
     DELIVERED = enum.auto()  # or rolled
     DROPPED = enum.auto()  # it is gone, was recalled, or cannot be copied
@@ -50,16 +50,16 @@ class Outcome(enum.Enum):
 
 
 def delete_key(topic: str, text: str) -> str:
-    """What a mark deletes, and what a message is deleted by: its topic and its unique id.
+    """The key by which a recall finds its message: topic and unique id.
 
-    ``text`` is the id or, as Java wrote it before 5.5, both. A mark deletes only in its own topic.
+    ``text`` is the id or, from Java before 5.5, both. A recall applies only within its topic.
     """
     prefix = f"{topic}+"
     return text if text.startswith(prefix) else prefix + text
 
 
 class Delivery:
-    """Puts one message after the other; a failed one is repeated by the caller."""
+    """Stores the copies of timed messages; the caller repeats a failed one."""
 
     def __init__(
         self,
@@ -86,18 +86,20 @@ class Delivery:
             try:
                 record = decode_record(lease.view, log_start=log_offset)
             except RecordError as error:
-                log.warning("no timed message at %s of the log: %s", log_offset, error)
+                log.warning("cannot read the timed message at log offset %s: %s", log_offset, error)
                 return None
         return record if record.total_size == size else None
 
     def due(self, unit: Unit, deleted: dict[str, str | None]) -> Outcome:
         """Deliver or roll the message of a unit, unless it was recalled.
 
-        ``deleted`` has the keys of messages to drop, with the topic of the mark until it is used.
+        ``deleted`` has the keys of recalled messages, with the topic of the recall until used.
         """
         record = self.record(unit.log_offset, unit.size)
         if record is None:
-            log.warning("a timed message is due, but expired: %s of the log", unit.log_offset)
+            log.warning(
+                "a timed message was deleted before it was due: log offset %s", unit.log_offset
+            )
             return Outcome.DROPPED
         properties = dict(record.properties)
         real_topic = properties.get(names.PROPERTY_REAL_TOPIC, "")
@@ -116,7 +118,7 @@ class Delivery:
         return outcome
 
     def late(self, record: MessageRecord) -> Outcome:
-        """Deliver a message that was due before it could be placed; it is not counted."""
+        """Deliver a message that came too late for the wheel; it is not counted."""
         properties = dict(record.properties)
         properties[names.PROPERTY_TIMER_ENQUEUE_MS] = str(NEVER_PLACED)
         return self._put(record, properties, is_rolled=False)
@@ -125,23 +127,30 @@ class Delivery:
         self, record: MessageRecord, properties: dict[str, str], *, is_rolled: bool
     ) -> Outcome:
         if not is_rolled and names.PROPERTY_TIMER_DEL_UNIQKEY in properties:
-            return Outcome.DROPPED  # a mark that came too late
+            return Outcome.DROPPED  # a recall that came too late
         properties[names.PROPERTY_TIMER_DEQUEUE_MS] = str(self._clock.now_ms())
         topic, queue_id = record.topic, record.queue_id
         if not is_rolled:
             topic = properties.get(names.PROPERTY_REAL_TOPIC, "")
             text = properties.get(names.PROPERTY_REAL_QID, "")
             if not topic or not text.isdecimal() or len(text) > _QUEUE_ID_DIGITS_MAX:
-                log.warning("the timed message at %s has no destination", record.log_offset)
+                log.warning(
+                    "dropped the timed message at log offset %s: it has no destination",
+                    record.log_offset,
+                )
                 return Outcome.DROPPED
             if topic in NO_DESTINATIONS:
-                log.warning("the timed message at %s may not go to %s", record.log_offset, topic)
+                log.warning(
+                    "dropped the timed message at log offset %s: %s is not allowed",
+                    record.log_offset,
+                    topic,
+                )
                 return Outcome.DROPPED
             queue_id = int(text)
         try:
             result = self._writer.put_own(copy_of(record, topic, queue_id), properties)
         except BrokerError as error:  # its delay level is no number
-            log.warning("the timed message at %s is dropped: %s", record.log_offset, error)
+            log.warning("dropped the timed message at log offset %s: %s", record.log_offset, error)
             return Outcome.DROPPED
         if result.status.stored:
             self._stats.put(topic, 1, result.size, is_system=is_system_topic(topic))
@@ -149,8 +158,8 @@ class Delivery:
         return self._failed(record.log_offset, topic, result.status)
 
     def _failed(self, log_offset: int, topic: str, status: PutStatus) -> Outcome:
-        """Whether a put that failed is worth another try."""
-        if status is PutStatus.SERVICE_NOT_AVAILABLE:  # for nobody, and not for ever
+        """Whether to repeat a put that failed."""
+        if status is PutStatus.SERVICE_NOT_AVAILABLE:  # the store takes no messages for now
             return Outcome.FAILED
         if status in _HOPELESS:
             self._writer.uncopied.add("timer", log_offset, topic, status)
@@ -163,7 +172,7 @@ class Delivery:
         if not is_skipped and (settings.timer_enable_retry_until_success or tries < TRIES_MAX):
             return Outcome.FAILED
         log.error(
-            "a timed message for %s is lost after %s tries: %s (%s of the log)",
+            "dropped a timed message for %s after %s tries: %s (log offset %s)",
             topic, tries, status.name, log_offset,
         )  # fmt: skip
         return Outcome.DROPPED

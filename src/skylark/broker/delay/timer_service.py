@@ -1,26 +1,28 @@
-"""Timed messages: from the timer topic into the wheel, and out of it when they are due.
+"""Timer service: puts timed messages from the timer topic into the wheel, and delivers them.
 
 ::
 
     rmq_sys_wheel_timer --(each message, in order)--> late: deliver          not late: place
-    first slot of the wheel --(due)--> marks that delete, then each message: deliver, drop or roll
+    first slot of the wheel --(due)--> recalls, then each message: deliver, drop or roll
     deliver = put into REAL_TOPIC with TIMER_ENQUEUE_MS and TIMER_DEQUEUE_MS; roll = put into
     rmq_sys_wheel_timer again with TIMER_ROLL_TIMES one higher
 
-Everything happens in turns of the loop that do a limited amount of work and ask for another turn
-while there is more: ten thousand messages of one second do not keep anybody waiting. Between turns
-there is one timer, for the slot that is due next; a message that arrives in the timer topic wakes
-the service. Without timed messages nothing runs at all.
+The service works in turns of the loop, each with a limited amount of work, so that ten thousand
+messages of one second do not delay requests. Between turns there is one timer, for the slot that is
+due next; a message that arrives in the timer topic starts a turn. Without timed messages nothing
+runs.
 
-**A put that fails** is tried three times, half a second apart, and then dropped with a line in the
-log, as in Java; with ``timerEnableRetryUntilSuccess`` it is tried for ever. A store that takes no
-messages at all, because its disk is full, is waited for in any case: Java would lose every message
-that is due meanwhile. A message of which no copy can be made is passed over at once, and counted.
+**A put that fails** is tried three times, half a second apart; then the message is dropped and the
+loss logged, as in Java. With ``timerEnableRetryUntilSuccess`` it is tried for ever. If the store
+takes no messages at all, because its disk is full, the service waits in any case: Java would lose
+every message that is due meanwhile. A message of which no copy can be made is skipped at once, and
+counted.
 
 **On disk.** State goes to disk ``timerFlushIntervalMs`` after a change, and the checkpoint follows
-when the commit log has what was delivered. So a crash delivers the last seconds again. An orderly
-stop delivers nothing twice (:mod:`skylark.store.timer.timer_recovery`): it finishes the slot under
-way while messages are still taken, and saves the state after the log was brought to disk.
+when the commit log has on disk what was delivered. So after a crash the messages of the last
+seconds are delivered again. An orderly stop delivers nothing twice
+(:mod:`skylark.store.timer.timer_recovery`): it finishes the current slot while the store still
+takes messages, and saves the state after the log is on disk.
 
 Runs on masters only. Counterpart of the threads of Java's ``TimerMessageStore``.
 """
@@ -60,9 +62,9 @@ PLACED_PER_TURN: Final = 100
 DELIVERED_PER_TURN: Final = 50
 WALKED_PER_TURN: Final = 1_000
 RETRY_S: Final = 0.5
-STOPPED_LOOK_S: Final = 1.0  # while timerStopEnqueue or timerStopDequeue holds something up
-WALL_LOOK_S: Final = 60.0  # the wall clock may be set while a slot is waited for
-EXPIRED_LOOK_S: Final = 30.0
+STOPPED_CHECK_S: Final = 1.0  # while timerStopEnqueue or timerStopDequeue holds something up
+WALL_CHECK_S: Final = 60.0  # the wall clock may be set while a slot is waited for
+EXPIRED_CHECK_S: Final = 30.0
 STOP_GRACE_S: Final = 10.0
 RATE_WINDOW_S: Final = 10
 
@@ -78,7 +80,7 @@ class TimerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimerDoor:
-    """What a send asks of the timer (see ``rewriting.Timers``)."""
+    """The part of the timer that a send uses (``message_policy.Timers``)."""
 
     def __init__(self, live: LiveSettings, timer: TimerStore, clock: TimeSource) -> None:
         self._live = live
@@ -97,7 +99,7 @@ class TimerDoor:
 
 
 class Rate:
-    """Events per second over the last ten seconds, measured when somebody asks."""
+    """Events per second over the last ten seconds."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}  # second -> events
@@ -151,7 +153,7 @@ class TimerService:
         self._enqueue_rate = Rate()
         self._dequeue_rate = Rate()
 
-    # ---- life ------------------------------------------------------------------------------------
+    # ---- start and stop --------------------------------------------------------------------------
 
     def load(self) -> None:
         """Recover the files; the store is open. Raises StoreError."""
@@ -164,12 +166,12 @@ class TimerService:
         return None if record is None or record.topic != TIMER_TOPIC else record.queue_offset
 
     def start(self) -> None:
-        """Take messages in and deliver from now on."""
+        """Begin to put messages into the wheel and to deliver."""
         self._running = self._has_run = True
         self.wake()
 
     async def stop(self) -> None:
-        """Finish the slot under way, and do no more; :meth:`save` follows."""
+        """Finish the current slot and stop; :meth:`save` follows."""
         if not self._running:
             return
         self._running = False
@@ -180,14 +182,14 @@ class TimerService:
         try:
             await self._finish_slot()
         except StoreError as error:
-            log.error("the slot under way will be repeated: %s", error)  # noqa: TRY400
+            log.error("cannot finish the current slot, the next start repeats it: %s", error)  # noqa: TRY400
 
     def save(self) -> None:
-        """Bring the state to disk, and close the files; in any thread.
+        """Save the state and close the files; in any thread.
 
-        To be called when nothing is put any more and the log is on disk: a checkpoint that calls
-        messages delivered before the log has them would lose them. What does not get to disk is
-        done again by the next start.
+        Comes after the last put, when the log is on disk: a checkpoint that counts messages as
+        delivered before the log has them on disk would lose them. The next start repeats what is
+        not saved.
         """
         timer = self.timer
         try:
@@ -198,23 +200,23 @@ class TimerService:
                     timer.write(snapshot)
                     timer.end_write(snapshot)
         except StoreError as error:
-            log.error("the timer's state is not on disk: %s", error)  # noqa: TRY400
+            log.error("cannot save the state of the timer: %s", error)  # noqa: TRY400
         finally:
             timer.close()
 
     async def _finish_slot(self) -> None:
-        """Deliver the rest of a slot that is half done: otherwise its first half comes twice."""
+        """Deliver the rest of the current slot: otherwise its first part is delivered twice."""
         deadline = self._clock.monotonic() + STOP_GRACE_S
         while self._walk is not None:
             self._wait_until = 0.0
             self._deliver_some()
             if self._wait_until or self._clock.monotonic() > deadline:
-                log.warning("the slot %s is not done: it will be repeated", self._walk.time_ms)
+                log.warning("cannot finish slot %s, the next start repeats it", self._walk.time_ms)
                 return
             await yield_once()
 
     def wake(self) -> None:
-        """There is a new message in the timer topic, or time has come."""
+        """Start a turn: there is a new message in the timer topic, or a slot is due."""
         if self._running and self._turn is None:
             self._turn = self._clock.call_later(0, self._take_turn)
 
@@ -231,7 +233,7 @@ class TimerService:
                 more = self._place_some()
                 more |= self._deliver_some()
             except StoreError as error:
-                log.error("the timer waits: %s", error)  # noqa: TRY400
+                log.error("the timer failed and will retry: %s", error)  # noqa: TRY400
                 self._hold(RETRY_S)
                 more = False
             self._flush_later()
@@ -240,34 +242,34 @@ class TimerService:
                 return
         self._arm()
         if self._expiry_timer is None and self.timer.log.has_old_files:
-            self._expiry_timer = self._clock.call_later(EXPIRED_LOOK_S, self._delete_expired)
+            self._expiry_timer = self._clock.call_later(EXPIRED_CHECK_S, self._delete_expired)
 
     def _hold(self, seconds: float) -> None:
-        """Do nothing for a while."""
+        """Pause."""
         self._wait_until = self._clock.monotonic() + seconds
 
     def _arm(self) -> None:
-        """Set the timer for whatever comes next, if anything does."""
+        """Set the timer for the next turn, if there is something to wait for."""
         if self._wake_timer is not None:
             self._wake_timer.cancel()
             self._wake_timer = None
-        delay_s = self._next_look_s()
+        delay_s = self._next_check_s()
         if delay_s is not None:
             self._wake_timer = self._clock.call_later(delay_s, self.wake)
 
-    def _next_look_s(self) -> float | None:
+    def _next_check_s(self) -> float | None:
         if self._wait_until:
             return max(0.0, self._wait_until - self._clock.monotonic())
         settings = self._live.current
-        looks_s = []
+        checks_s = []
         if settings.timer_stop_enqueue and self.enqueue_lag():
-            looks_s.append(STOPPED_LOOK_S)
+            checks_s.append(STOPPED_CHECK_S)
         due_ms = self.timer.due_ms()
         if due_ms is not None:
             delay_s = (due_ms - self._clock.now_ms()) / 1_000
-            soonest_s = STOPPED_LOOK_S if settings.timer_stop_dequeue else 0.0
-            looks_s.append(min(max(delay_s, soonest_s), WALL_LOOK_S))
-        return min(looks_s, default=None)
+            soonest_s = STOPPED_CHECK_S if settings.timer_stop_dequeue else 0.0
+            checks_s.append(min(max(delay_s, soonest_s), WALL_CHECK_S))
+        return min(checks_s, default=None)
 
     # ---- into the wheel --------------------------------------------------------------------------
 
@@ -275,19 +277,21 @@ class TimerService:
         return self._store.queues.get(TIMER_TOPIC, 0)
 
     def _place_some(self) -> bool:
-        """Take in messages of the timer topic; whether there may be more."""
+        """Put messages of the timer topic into the wheel; whether there may be more."""
         queue = self._queue()
         if queue is None or self._live.current.timer_stop_enqueue:
             return False
         timer = self.timer
         if timer.queue_offset < queue.min_offset:
             log.warning(
-                "timed messages %s to %s have expired", timer.queue_offset, queue.min_offset
+                "retention deleted timed messages %s to %s before they were placed",
+                timer.queue_offset,
+                queue.min_offset,
             )
             timer.placed(queue.min_offset)
         for queue_offset, log_offset, size in self._entries(queue):
             record = self._delivery.record(log_offset, size)
-            if record is not None and not self._take_in(record, queue_offset):
+            if record is not None and not self._place(record, queue_offset):
                 return False
             timer.placed(queue_offset + 1)
         return timer.queue_offset < queue.max_offset
@@ -298,13 +302,15 @@ class TimerService:
         for number, (log_offset, size, _tags_code) in enumerate(CQ_ENTRY.iter_unpack(entries)):
             yield start + number, log_offset, size
 
-    def _take_in(self, record: MessageRecord, queue_offset: int) -> bool:
-        """Place or deliver a message; False if it has to wait."""
+    def _place(self, record: MessageRecord, queue_offset: int) -> bool:
+        """Put a message into the wheel, or deliver it if it is late; False: try it again later."""
         properties = record.properties
         text = properties.get(names.PROPERTY_TIMER_OUT_MS, "")
         real_topic = properties.get(names.PROPERTY_REAL_TOPIC)
         if not text.isdecimal() or len(text) > 18 or real_topic is None:
-            log.warning("message %s of the timer topic has no time or no topic", queue_offset)
+            log.warning(
+                "skipped message %s of the timer topic: it has no time or no topic", queue_offset
+            )
             return True
         timer, time_ms = self.timer, int(text)
         if queue_offset < timer.placed_until and time_ms < timer.checkpoint.saved.last_read_time_ms:
@@ -325,7 +331,7 @@ class TimerService:
     # ---- out of the wheel ------------------------------------------------------------------------
 
     def _deliver_some(self) -> bool:
-        """Go on with the slot that is due; whether there is more to do now."""
+        """Deliver a part of the slot that is due; whether there is more to do now."""
         if self._live.current.timer_stop_dequeue and self._walk is None:
             return False
         walk = self._walk
@@ -340,7 +346,7 @@ class TimerService:
         for _ in range(DELIVERED_PER_TURN):
             mark = walk.next_delete()
             if mark is not None:
-                self._note_mark(mark)
+                self._add_recall(mark)
                 continue
             unit = walk.next()
             if unit is None:
@@ -351,7 +357,7 @@ class TimerService:
             walk.done()
         return True
 
-    def _note_mark(self, mark: Unit) -> None:
+    def _add_recall(self, mark: Unit) -> None:
         record = self._delivery.record(mark.log_offset, mark.size)
         if record is not None:
             properties = record.properties
@@ -363,14 +369,14 @@ class TimerService:
     def _slot_is_done(self, walk: SlotWalk) -> None:
         now_ms = self._clock.now_ms()
         for topic in self._deleted.values():
-            if topic is not None:  # a mark that had been counted, and deleted nothing
+            if topic is not None:  # a recall that was counted and found no message
                 self.timer.counts.add(topic, 1, now_ms)
         self._deleted = {}
         self._walk = None
         self.timer.finish(walk)
 
     def _must_wait(self, outcome: Outcome) -> bool:
-        """Note what became of a message; whether it has to be tried again."""
+        """Handle the result of a delivery; whether to try it again later."""
         if outcome is Outcome.DELIVERED:
             self._dequeue_rate.add(self._clock.now_ms())
         elif outcome is Outcome.FAILED:
@@ -401,14 +407,14 @@ class TimerService:
         return self.timer.snapshot(self._clock.now_ms(), self._store.log.files.wrote_end)
 
     def _is_on_disk(self, snapshot: Snapshot) -> bool:
-        """Whether the commit log has what the snapshot calls delivered or placed."""
+        """Whether the commit log has on disk what the snapshot counts as delivered or placed."""
         return self._store.log.files.flushed_where >= snapshot.log_end
 
     async def _flush_now(self, snapshot: Snapshot) -> None:
         try:
             await self._write(snapshot)
         except StoreFileError as error:
-            log.warning("the timer's state is not on disk: %s", error)
+            log.warning("cannot save the state of the timer: %s", error)
         self._is_flushing = False
         self._flush_later()
 
@@ -423,18 +429,18 @@ class TimerService:
         timer.end_write(snapshot)
 
     def _delete_expired(self) -> None:
-        """Delete timer log files whose messages are gone; looks again while there are several."""
+        """Delete timer log files whose messages are deleted; repeats while there are several."""
         self._expiry_timer = None
         try:
             self.timer.delete_expired(self._store.log.min_offset, self._clock.monotonic())
         except StoreError as error:
-            log.warning("an expired timer log file stays: %s", error)
+            log.warning("cannot delete an expired timer log file: %s", error)
         self.wake()
 
-    # ---- what others ask -------------------------------------------------------------------------
+    # ---- reading ---------------------------------------------------------------------------------
 
     def enqueue_lag(self) -> int:
-        """Messages of the timer topic that were not taken in yet."""
+        """Messages of the timer topic that are not in the wheel yet."""
         queue = self._queue()
         return 0 if queue is None else max(0, queue.max_offset - self.timer.queue_offset)
 
@@ -448,7 +454,7 @@ class TimerService:
         return self.timer.counts.by_topic()
 
     def topic_deleted(self, topic: str) -> None:
-        """Count the messages of a topic no longer; they are delivered all the same."""
+        """Stop counting the messages of a deleted topic; they are still delivered."""
         self.timer.counts.remove(topic, self._clock.now_ms())
 
     def checkpoint_body(self) -> bytes:
@@ -460,7 +466,7 @@ class TimerService:
         return self.timer.counts.table()
 
     def facts(self) -> TimerFacts:
-        """For runtime information (28)."""
+        """The state of the timer for runtime information (28)."""
         now_ms = self._clock.now_ms()
         self.timer.advance(now_ms)
         return TimerFacts(

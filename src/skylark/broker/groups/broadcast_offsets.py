@@ -1,15 +1,15 @@
-"""Where broadcast consumers are, for clients that change between a broker and a proxy.
+"""Offsets of broadcast consumers, for clients that switch between a broker and a proxy.
 
-Each client of a broadcasting group keeps its own offsets. A client that goes to the broker itself
-has them at hand; one that goes through a proxy (``requestSource`` 1, ``proxyFrowardClientId``) does
-not. So the broker remembers for each client how far it has pulled and which way it came, and tells
-a client that comes the other way where it was, as if its offset had been reset. A proxy that knows
-no offset asks with a negative one.
+Each client of a broadcasting group keeps its own offsets. A client that pulls from the broker sends
+them along; a proxy that pulls for a client (``requestSource`` 1, ``proxyFrowardClientId``) does not
+know them and sends a negative offset. So the broker records for each client how far it has pulled,
+and whether through a proxy. When the client comes the other way, the broker answers with the
+recorded offset, as if the offset had been reset.
 
-A client is forgotten when it has not pulled for ``broadcastOffsetExpireSecond``; if it is connected
-to this broker, after ``broadcastOffsetExpireMaxSecond``. Every few seconds, while clients pull, the
-smallest offset of each queue is committed for ``<group>@broadcast``; a client that is unknown goes
-on from there, or without it from the beginning if that is in memory, or else from the end.
+The broker drops a client that has not pulled for ``broadcastOffsetExpireSecond``, or, if it is
+connected to this broker, for ``broadcastOffsetExpireMaxSecond``. Every few seconds, while clients
+pull, the broker commits the smallest offset of each queue for ``<group>@broadcast``. An unknown
+client starts from there; without it from the first message if that is in memory, else from the end.
 
 Only what is committed survives a restart. Counterpart of Java's ``BroadcastOffsetManager``.
 """
@@ -35,7 +35,7 @@ GROUP_SUFFIX: Final = "@broadcast"
 
 
 class _Client:
-    """What is known of one client on one topic."""
+    """The offsets of one client on one topic."""
 
     __slots__ = ("from_proxy", "offsets", "pulled_ms")
 
@@ -46,7 +46,7 @@ class _Client:
 
 
 class BroadcastOffsets:
-    """All broadcast consumers of one broker."""
+    """The broadcast consumers of one broker."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class BroadcastOffsets:
         return self._count
 
     def client_id(self, peer: Peer, header: PullMessageRequestHeader) -> str | None:
-        """Whose pull it is; None if it is not a broadcast consumer's."""
+        """The client of a pull; None if it is not a broadcast consumer."""
         if not self._live.current.enable_broadcast_offset_store:
             return None
         if header.request_source == FROM_PROXY:
@@ -88,13 +88,13 @@ class BroadcastOffsets:
         return None if member is None else member.channel.client_id
 
     def moved_to(self, client_id: str, header: PullMessageRequestHeader) -> int | None:
-        """The offset that a pull must be told; None if it may go on with its own."""
+        """The offset to answer a pull with; None if the offset of the pull is right."""
         from_proxy = header.request_source == FROM_PROXY
         clients = self._clients.get((header.topic, header.consumer_group), {})
         client = clients.get(client_id)
         came_by_proxy = from_proxy if client is None else client.from_proxy
         if (came_by_proxy and header.queue_offset < 0) or came_by_proxy != from_proxy:
-            return self._remembered(client, header)
+            return self._recorded(client, header)
         return None
 
     def pulled(
@@ -104,7 +104,7 @@ class BroadcastOffsets:
         code: ResponseCode,
         next_offset: int,
     ) -> None:
-        """A client gets this answer; what is before the offset it asked for, it has consumed."""
+        """Record a pull: the client has consumed all that is before the offset it asked for."""
         now_ms = self._clock.steady_ms()
         clients = self._clients.setdefault((header.topic, header.consumer_group), {})
         from_proxy = header.request_source == FROM_PROXY
@@ -122,9 +122,7 @@ class BroadcastOffsets:
             self._sweep_at_ms = now_ms + SWEEP_INTERVAL_MS
             self._sweep(now_ms)
 
-    # --- inside ---
-
-    def _remembered(self, client: _Client | None, header: PullMessageRequestHeader) -> int:
+    def _recorded(self, client: _Client | None, header: PullMessageRequestHeader) -> int:
         topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
         offset = -1 if client is None else client.offsets.get(queue_id, -1)
         if offset < 0:
@@ -141,7 +139,7 @@ class BroadcastOffsets:
         return queue.max_offset
 
     def _sweep(self, now_ms: int) -> None:
-        """Commit the smallest offsets, and forget clients that are gone."""
+        """Commit the smallest offsets, and drop silent clients."""
         config = self._live.current
         expire_ms = config.broadcast_offset_expire_second * 1000
         expire_max_ms = config.broadcast_offset_expire_max_second * 1000

@@ -1,11 +1,11 @@
-"""A client as a broker knows it: a peer that has given its client id in a heartbeat.
+"""Client channel: a peer that has sent its client id in a heartbeat.
 
-Groups are made of *channels*, not of client ids. A client that reconnects is a second member until
-its old connection is seen to be gone, and a client in three groups is a member three times.
-Everything here is identified by the object of the peer; the client id is what the client says.
+The members of groups are *channels*, not client ids. A client that reconnects is a second member
+until the broker notices that its old connection is closed; a client in three groups is a member
+three times. A channel is identified by its peer object, because two clients may send the same id.
 
-Counterpart of Java's ``ClientChannelInfo``, without its time stamp: when a channel was last heard
-of differs from group to group, so each table keeps that for itself.
+Counterpart of Java's ``ClientChannelInfo``, without its time stamp: the time of the last heartbeat
+differs from group to group, so each table keeps it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHANNEL_EXPIRED_MS: Final = 120_000
 
 
 class ClientChannel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One peer, with what its client says about itself."""
+    """One peer, with id, language and version from its heartbeat."""
 
     peer: Peer
     client_id: str
@@ -36,7 +36,7 @@ class ClientChannel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return str(Address(*self.peer.remote_address))
 
     def body(self) -> ConnectionBody:
-        """As it is shown by 203 and 204."""
+        """The form for the answers to 203 and 204."""
         return ConnectionBody(
             client_id=self.client_id,
             client_addr=self.address,

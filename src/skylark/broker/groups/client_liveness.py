@@ -76,7 +76,7 @@ class ClientLiveness:
                 timer.cancel()
         self._scan_timer = self._notice_timer = None
 
-    # --- events ---------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def notify(self, notices: Iterable[GroupNotice]) -> None:
         """Send these notices now, and set the timer for those that the table has collected.
@@ -112,7 +112,7 @@ class ClientLiveness:
             self._producers.refresh(now_ms)
             self._locks.refresh(now_ms - (to_ms - from_ms), now_ms, self._is_online)
 
-    # --- inside ---------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _scan(self) -> None:
         self._scan_timer = self._clock.call_later(SCAN_INTERVAL_S, self._scan)

@@ -1,15 +1,15 @@
-"""Clients as members of groups: heartbeats, leaving, member lists, checks of filters.
+"""Client service: heartbeats, unregistration, member lists, checks of filters.
 
-**Heartbeat.** The service looks up each consumer group of a heartbeat, which creates the group
-where settings allow that; it skips a group that cannot be created, and the heartbeat still
-succeeds. It creates the group's retry topic. Then the consumer table takes the member and its
-subscriptions, and SQL92 filters are compiled. Producer groups need no look-up. The result says
-whether the client may leave its subscriptions out next time
-(see :mod:`skylark.broker.groups.consumer_table`).
+**Heartbeat.** The service looks up each consumer group of a heartbeat, which creates the group if
+the settings allow it; it skips a group that cannot be created, and the heartbeat still succeeds. It
+creates the group's retry topic. Then it adds the member and its subscriptions to the consumer
+table, and compiles SQL92 filters. Producer groups need no look-up. The result says whether the
+client may leave its subscriptions out next time (see
+:mod:`skylark.broker.groups.consumer_table`).
 
-Notices of a change are sent before the result is given, also to the client itself, as in Java. In
-one thing we differ: the retry topic is marked as ordered if the group subscribes to an ordered
-topic, and a heartbeat without subscriptions does not take that mark away again.
+The service sends notices of a change before it returns, also to the client itself, as in Java. One
+difference: the retry topic is marked as ordered if the group subscribes to an ordered topic, and a
+heartbeat without subscriptions does not remove that mark.
 
 A :class:`~skylark.broker.api.ClientService`. Counterpart of Java's ``ClientManageProcessor`` and of
 a part of ``ConsumerManageProcessor``.
@@ -85,7 +85,7 @@ class ClientService:
         config = self._live.current
         takes_new = config.enable_register_producer or not config.reject_transaction_message
         for producer in heartbeat.producer_data_set:
-            # A change of the settings must not expire producers that are registered already.
+            # A changed setting must not expire producers that are registered already.
             if takes_new or self._producers.knows(producer.group_name, peer):
                 self._producers.heartbeat(producer.group_name, channel, now_ms)
         self._liveness.watch(peer)

@@ -1,20 +1,19 @@
-"""SQL92 subscriptions: the compiled filter of each group on each topic, through restarts.
+"""Consumer filters: the compiled SQL92 filter of each group on each topic.
 
-A subscription that is not by tags is registered with each full heartbeat of its group, compiled
-once, and used by pulls that bring no expression of their own. The life of such a filter, as in
-Java's ``ConsumerFilterManager``:
+The broker registers a subscription that is not by tags with each full heartbeat of its group and
+compiles it once. Pulls without an expression use it. Rules, as in Java's ``ConsumerFilterManager``:
 
 * ``clientVersion`` is the ``subVersion`` of the heartbeat. A newer one replaces the filter, the
   same or an older one changes nothing.
 * A newer expression that does not compile removes the filter, and pulls are answered with 27: the
-  client hears of its error rather than getting messages through the old expression.
-* When the group has no member any more, or no longer subscribes to the topic, the filter is *dead*.
-  It comes back to life with the group, and is removed 24 h later otherwise.
-* After a restart all filters are dead until their groups are heard of.
+  client gets an error rather than messages that the old expression selects.
+* When the group has no members, or no longer subscribes to the topic, the filter is *dead*. A
+  heartbeat that subscribes again makes it live again; otherwise it is removed after 24 h.
+* After a restart all filters are dead until the next heartbeat of their groups.
 
-Two departures. A dead filter gives way to any subscription, also to an older one: the old members
-are gone, and a new client whose clock lags must not get messages through their expression. And a
-stored expression that does not compile is dropped, where Java would let every message pass.
+Two differences from Java. Any subscription replaces a dead filter, also an older one: the old
+members are gone, and a new client whose clock lags must not get messages through their expression.
+And a stored expression that does not compile is dropped, where Java would let every message pass.
 
 The table is stored as ``config/consumerFilter.json``, by topic and group. ``bloomFilterData`` there
 follows from the names (:mod:`skylark.filter.bloom`); Java throws the whole file away if it does not
@@ -39,7 +38,7 @@ log = logging.getLogger(__name__)
 
 SQL92: Final = "SQL92"
 DEAD_KEPT_MS: Final = 24 * 3_600_000
-#: How long before a restart its members count as gone.
+#: A filter that was live at a restart counts as dead since so long before it.
 DEAD_BEFORE_LOAD_MS: Final = 30_000
 
 
@@ -76,10 +75,10 @@ class ConsumerFilterTable:
         """The filter for a pull, dead or not; None if there is none (27)."""
         return self._groups.get(group, {}).get(topic)
 
-    # --- events ---------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def register(self, group: str, subscriptions: Iterable[SubscriptionData], now_ms: int) -> None:
-        """Take all subscriptions of a group from a full heartbeat."""
+        """Register the subscriptions of a full heartbeat; filters of other topics are dead."""
         topics = set()
         for data in subscriptions:
             topics.add(data.topic)
@@ -87,25 +86,25 @@ class ConsumerFilterTable:
                 self._register(group, data, now_ms)
         for topic, found in self._groups.get(group, {}).items():
             if topic not in topics:
-                self._bury(found, now_ms)
+                self._mark_dead(found, now_ms)
 
     def unregister(self, group: str, now_ms: int) -> None:
-        """The group has no member any more."""
+        """Mark the filters of a group as dead: it has no members."""
         for found in self._groups.get(group, {}).values():
-            self._bury(found, now_ms)
+            self._mark_dead(found, now_ms)
 
     def clean(self, now_ms: int) -> None:
-        """Remove filters that have been dead for a day, or as long as is set."""
+        """Remove filters that have been dead for ``filterDataCleanTimeSpan``."""
         dead_kept_ms = self._dead_kept_ms()
         for group, filters in list(self._groups.items()):
             for topic, found in list(filters.items()):
                 if found.is_dead and now_ms - found.dead_ms >= dead_kept_ms:
-                    log.info("filter of %s on %s: dead for long, removed", group, topic)
+                    log.info("removed the dead filter of %s on %s", group, topic)
                     del filters[topic]
             if not filters:
                 del self._groups[group]
 
-    # --- the file -------------------------------------------------------------------------------
+    # --- the file ---------------------------------------------------------------------------------
 
     def snapshot(self) -> config_tables.ConsumerFilterTable:
         """The content of ``consumerFilter.json``, independent of later changes."""
@@ -117,7 +116,7 @@ class ConsumerFilterTable:
         return config_tables.ConsumerFilterTable(filter_data_by_topic=topics)
 
     def load(self, stored: config_tables.ConsumerFilterTable, now_ms: int) -> None:
-        """Replace the table by what was stored. Nobody is connected yet: all of it is dead."""
+        """Replace the table by the stored one. No client is connected yet: all filters are dead."""
         self._groups = {}
         for topic, of_topic in stored.filter_data_by_topic.items():
             for group, data in of_topic.group_filter_data.items():
@@ -132,14 +131,14 @@ class ConsumerFilterTable:
                         dead_ms=data.dead_time or max(data.born_time, now_ms - DEAD_BEFORE_LOAD_MS),
                     )
 
-    # --- inside ---------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _register(self, group: str, data: SubscriptionData, now_ms: int) -> None:
         topic, version = data.topic, data.sub_version
         old = self.get(topic, group)
         if old is not None:
             if not old.is_dead and version <= old.client_version:
-                # If members differ, that is found and said elsewhere (subscription_lint).
+                # subscription_lint reports members that differ.
                 return
             if old.sql.text == data.sub_string and data.expression_type == SQL92:
                 old.client_version = version
@@ -152,15 +151,15 @@ class ConsumerFilterTable:
                 group=group, topic=topic, sql=sql, client_version=version, born_ms=now_ms
             )
         elif old is not None:
-            log.warning("filter of %s on %s removed, the new one is bad", group, topic)
+            log.warning("removed the filter of %s on %s: the new one is invalid", group, topic)
             del self._groups[group][topic]
             if not self._groups[group]:
                 del self._groups[group]
 
-    def _bury(self, found: ConsumerFilter, now_ms: int) -> None:
+    def _mark_dead(self, found: ConsumerFilter, now_ms: int) -> None:
         if not found.is_dead:
             log.info("filter of %s on %s is dead", found.group, found.topic)
-            # Dead is what did not die before it was born, also after the clock was set back.
+            # If the clock was set back, the filter must still count as dead.
             found.dead_ms = max(now_ms, found.born_ms)
 
     def _stored(self, found: ConsumerFilter) -> config_tables.ConsumerFilterData:
@@ -181,7 +180,7 @@ class ConsumerFilterTable:
 
 
 def _compiled(group: str, topic: str, kind: str | None, expression: str) -> SqlFilter | None:
-    # At debug level, for it comes again with every heartbeat; the client is told by 23 and 27.
+    # At debug level: each heartbeat repeats it, and the client gets 23 or 27.
     if kind != SQL92:
         log.debug("filter of %s on %s: the type %s is unknown", group, topic, kind)
         return None

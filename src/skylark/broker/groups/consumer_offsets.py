@@ -1,26 +1,28 @@
-"""How far each group has come in each queue: committed offsets, pending resets, pull offsets.
+"""Consume offsets of groups, per queue: committed offsets, pending resets, pull offsets.
 
 Three maps, each by ``topic@group`` and queue:
 
-* **committed**: where the group goes on after a restart. Whatever is committed is stored, smaller
-  values included; clients decide.
-* **pending resets**: where a group was sent by an administrator (222) and has not gone yet. While a
-  reset is pending it is what a query answers, and commits of clients are ignored: they still count
-  in the old place. The next pull takes it (:meth:`OffsetTable.take_reset`) and is answered with it.
+* **committed**: where the group continues after a restart. The table stores each committed value,
+  also a smaller one: clients decide.
+* **pending resets**: an administrator has reset the group (222), and its consumers have not moved
+  yet. While a reset is pending, queries are answered with it, and commits of clients are ignored,
+  because they are about the old position. The next pull takes the reset
+  (:meth:`OffsetTable.take_reset`) and is answered with it.
 * **pulled**: the end of the last pull, for progress reports only.
 
-**A new group on a young topic** starts at the beginning, whatever its ``consumeFromWhere`` says:
-a query for an offset that was never committed is answered with 0 while the queue still has its
-first message and that message is in memory (:meth:`OffsetTable.query`).
+**A new group on a young topic** starts at the first message, also if its ``consumeFromWhere``
+says otherwise: a query for an offset that was never committed is answered with 0 while the queue
+still has its first message and that message is in memory (:meth:`OffsetTable.query`).
 
-Resets are lost with the process, as in Java; the committed offset was set along with them. The
-other maps are written to disk every few seconds. The version goes up every 500 commits, so that
-slaves notice; ``change_count`` goes up with every change, so that an idle broker writes nothing.
+Pending resets are lost with the process, as in Java; the committed offset was set along with them.
+The other maps are written to disk every few seconds. The version rises every 500 commits, by which
+slaves notice changes; ``change_count`` rises with every change, so that an idle broker writes
+nothing.
 
-Commits are on the path of every pull: they cost two dictionary look-ups. Sizes are bounded by the
-callers, who let only known topics and groups in, and by :data:`QUEUE_COUNT_MAX`.
+Every pull commits: a commit costs two dictionary look-ups. Sizes are bounded by the callers, who
+check topic and group, and by :data:`QUEUE_COUNT_MAX`.
 
-Answers to Java's ``ConsumerOffsetManager``.
+Counterpart of Java's ``ConsumerOffsetManager``.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ Offsets = dict[int, int]  # by queue
 
 
 class Queues(Protocol):
-    """What the store knows of the queues; unknown queues are empty."""
+    """The offsets of the queues in the store; unknown queues are empty."""
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first offset that can be read."""
@@ -112,7 +114,12 @@ class OffsetTable:
     def commit_of_client(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """UPDATE_CONSUMER_OFFSET (15); False: ignored, because a reset is pending."""
         if self.has_reset(group, topic, queue_id):
-            log.info("%s of %s: commit of queue %s ignored, it was reset", topic, group, queue_id)
+            log.info(
+                "ignored a commit of %s by %s, queue %s: reset pending",
+                topic,
+                group,
+                queue_id,
+            )
             return False
         self.commit(group, topic, queue_id, offset)
         return True
@@ -130,10 +137,10 @@ class OffsetTable:
             offsets[queue_id] = offset
             self.change_count += 1
 
-    # --- asking ---
+    # --- reading ---
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
-        """Where the group goes on: a pending reset, else what it committed, else -1."""
+        """Where the group continues: a pending reset, else the committed offset, else -1."""
         key = f"{topic}@{group}"
         if self._resets and self._live.current.use_server_side_reset_offset:
             reset = self._resets.get(key, {}).get(queue_id)
@@ -153,8 +160,8 @@ class OffsetTable:
     ) -> int:
         """QUERY_CONSUMER_OFFSET (14); raises QueryNotFoundError (22).
 
-        ``starts_in_memory`` is asked only for a group without offset: whether the queue's minimum
-        is 0 (or less), and its first message exists and is in memory.
+        ``starts_in_memory`` says whether the queue's minimum is 0 (or less), and its first message
+        exists and is in memory. It is called only for a group without an offset.
         """
         offset = self.get(group, topic, queue_id)
         if offset >= 0:
@@ -166,26 +173,26 @@ class OffsetTable:
         raise QueryNotFoundError(NOT_FOUND)
 
     def get_pulled(self, group: str, topic: str, queue_id: int) -> int:
-        """Where the last pull ended, else as :meth:`get`."""
+        """The end of the last pull, else as :meth:`get`."""
         offset = self._pulled.get(f"{topic}@{group}", {}).get(queue_id)
         return self.get(group, topic, queue_id) if offset is None else offset
 
     def committed(self, group: str, topic: str) -> Mapping[int, int]:
-        """What the group has committed, by queue; not to be kept."""
+        """The committed offsets of a group, by queue; callers must not keep the map."""
         return self._committed.get(f"{topic}@{group}", {})
 
     def topics_of(self, group: str) -> list[str]:
-        """Topics for which the group has committed anything."""
+        """Topics for which the group has committed offsets."""
         return [topic for topic, other in self._group_pairs() if other == group]
 
     def groups_of(self, topic: str) -> list[str]:
-        """Groups that have committed anything for the topic."""
+        """Groups that have committed offsets for the topic."""
         return [group for other, group in self._group_pairs() if other == topic]
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """Topic and group of all that was committed.
+        """Topic and group of all committed offsets.
 
-        Also of what the broker keeps for broadcast consumers, under a name that no group can have.
+        Includes those of broadcast consumers, under a name that no group can have.
         """
         return map(_split, self._committed)
 
@@ -194,9 +201,9 @@ class OffsetTable:
         return (pair for pair in self.pairs() if TOPIC_GROUP_SEPARATOR not in pair[1])
 
     def smallest(self, topic: str, queues: Queues, without: Collection[str] = ()) -> Offsets:
-        """Per queue the smallest offset of all groups that still exists (308).
+        """Per queue the smallest offset of all groups that is still in the queue (308).
 
-        Java *deletes* the offsets of the groups to be left out; here they are left out.
+        Java *deletes* the offsets of the groups in ``without``; here they are only skipped.
         """
         result: Offsets = {}
         for group in self.groups_of(topic):
@@ -216,7 +223,7 @@ class OffsetTable:
         return queue_id in self._resets.get(f"{topic}@{group}", {})
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The pending reset, which is none any more: the caller tells the client."""
+        """Remove and return the pending reset; the caller answers the client with it."""
         if not self._resets or not self._live.current.use_server_side_reset_offset:
             return None
         key = f"{topic}@{group}"
@@ -229,7 +236,7 @@ class OffsetTable:
         return offset
 
     def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Send a group to other places, which need not be online (222)."""
+        """Reset the offsets of a group, which need not be online (222)."""
         key = f"{topic}@{group}"
         for queue_id, offset in offsets.items():
             if queue_id < 0 or offset < 0:
@@ -241,24 +248,24 @@ class OffsetTable:
             self._resets.setdefault(key, {})[queue_id] = offset
             committed[queue_id] = offset
             self.change_count += 1
-        log.info("%s was reset to %s", key, dict(offsets))
+        log.info("reset %s to %s", key, dict(offsets))
 
     def clone(self, source: str, target: str, topics: Iterable[str]) -> None:
-        """Give one group the offsets of another (314)."""
+        """Copy the offsets of one group to another (314)."""
         for topic in topics:
             offsets = self._committed.get(f"{topic}@{source}")
             if offsets is not None:
                 self._committed[f"{topic}@{target}"] = dict(offsets)
                 self.change_count += 1
 
-    # --- forgetting ---
+    # --- removing ---
 
     def remove_topic(self, topic: str) -> None:
-        """Forget everything about a topic."""
+        """Remove all offsets of a topic."""
         self._remove(lambda pair: pair[0] == topic)
 
     def remove_group(self, group: str) -> None:
-        """Forget everything about a group."""
+        """Remove all offsets of a group."""
         self._remove(lambda pair: pair[1] == group)
 
     def _remove(self, matches: Callable[[tuple[str, str]], bool]) -> None:
@@ -278,7 +285,7 @@ class OffsetTable:
         )
 
     def dump(self) -> ConsumerOffsetSerializeWrapper:
-        """GET_ALL_CONSUMER_OFFSET (43); to be encoded before anything else happens."""
+        """GET_ALL_CONSUMER_OFFSET (43); shares the maps: encode it before they change."""
         topics: dict[str, list[str]] = {}
         for topic, group in self._group_pairs():
             topics.setdefault(group, []).append(topic)
@@ -290,14 +297,14 @@ class OffsetTable:
         )
 
     def load(self, table: config_tables.ConsumerOffsetTable) -> None:
-        """Take over ``consumerOffset.json``."""
+        """Load ``consumerOffset.json``."""
         self._committed = _sound(table.offset_table)
         self._pulled = _sound(table.pull_offset_table)
         if table.data_version != DataVersion():
             self.version = table.data_version
 
     def merge(self, wrapper: ConsumerOffsetSerializeWrapper) -> None:
-        """Take over what a master has (43); what only this broker knows stays."""
+        """Copy the offsets of a master (43); offsets that only this broker has stay."""
         self._committed.update(_sound(wrapper.offset_table))
         self._pulled.update(_sound(wrapper.pull_offset_table or {}))
         if wrapper.data_version is not None:
@@ -391,10 +398,10 @@ def reset_targets(
     queue_count: int,
     queues: Queues,
 ) -> Offsets:
-    """Where request 222 sends a group: one queue (``queue_id`` >= 0) or all that can be read.
+    """The new offsets of a reset (222): of one queue (``queue_id`` >= 0) or of all readable ones.
 
-    A given ``offset`` (not -1) counts for one queue only, and must lie in it. Otherwise the time
-    decides; a negative one means the end.
+    ``offset`` (not -1) applies to one queue only, and must lie in it. Otherwise the time decides; a
+    negative time means the end.
     """
     if queue_id >= 0 and offset is not None and offset != -1:
         low, high = queues.min_offset(topic, queue_id), queues.max_offset(topic, queue_id)
@@ -426,5 +433,5 @@ def _split(key: str) -> tuple[str, str]:
 
 
 def _sound(table: Mapping[str, Mapping[int, int]]) -> dict[str, Offsets]:
-    """A copy without keys that name no topic or no group, such as Java passes over."""
+    """A copy without keys that lack a topic or a group; Java skips them as well."""
     return {key: dict(offsets) for key, offsets in table.items() if all(_split(key))}

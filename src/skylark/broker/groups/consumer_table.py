@@ -66,25 +66,25 @@ class GroupNotice(msgspec.Struct, frozen=True):
 
 
 class HeartbeatResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one group of a heartbeat led to."""
+    """The effect of one group of a heartbeat."""
 
     changed: bool
     #: IS_SUB_CHANGE of the answer, to be joined by *or* over the groups of a heartbeat V2.
-    #: A heartbeat V1 is answered with true whatever its groups, even without any.
+    #: A heartbeat V1 is always answered with true, even without groups.
     sub_changed: bool
     notice: GroupNotice | None
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the leaving of a channel led to."""
+    """The effect of a channel that has left."""
 
     notices: list[GroupNotice]
-    #: Groups that have no member any more: their filters are dead.
+    #: Groups without members: their filters are dead.
     groups_gone: list[str]
 
 
 class Expired(msgspec.Struct, frozen=True, kw_only=True):
-    """What an expiry scan found."""
+    """The result of an expiry scan."""
 
     peers: list[Peer]  # to be closed
     groups_gone: list[str]
@@ -109,7 +109,7 @@ class ConsumerGroup:
         self.subscriptions: dict[str, SubscriptionData] = {}
         self.fingerprint: int | None = None
         self.lint = SubscriptionLint(name)
-        self._client_ids: list[str] | None = None  # worked out when asked for, until a change
+        self._client_ids: list[str] | None = None  # cached until the members change
 
     @property
     def is_broadcasting(self) -> bool:
@@ -118,7 +118,7 @@ class ConsumerGroup:
     def client_ids(self) -> list[str]:
         """Each client once: a client that has just reconnected must not get two shares.
 
-        The same list, not to be changed, until the members change: then all of them ask for it.
+        Returns the same list until the members change; callers must not change it.
         """
         if self._client_ids is None:
             names = (member.channel.client_id for member in self.members.values())
@@ -172,7 +172,7 @@ class ConsumerGroup:
         return changed
 
     def fingerprint_changed(self, fingerprint: int, *, without_sub: bool) -> bool:
-        """Keep the fingerprint of a heartbeat; whether the client shall send the full form."""
+        """Record the fingerprint of a heartbeat; whether the client must send the full form."""
         old, self.fingerprint = self.fingerprint, fingerprint
         if fingerprint == 0:
             return True
@@ -278,7 +278,7 @@ class ConsumerTable:
         # (group, topic) -> (subscription, time of the last pull), the oldest first
         self._compensation: dict[tuple[str, str], tuple[SubscriptionData, int]] = {}
 
-    # --- events ---------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def heartbeat(
         self,
@@ -300,7 +300,7 @@ class ConsumerTable:
         if fingerprint == 0 or not without_sub:
             changed |= group.subscribe(data.subscription_data_set)
             group.lint.update(channel.peer, channel.client_id, data.subscription_data_set)
-        notice = self._news_of(group, now_ms) if changed and notify else None
+        notice = self._notice_of(group, now_ms) if changed and notify else None
         return HeartbeatResult(changed=changed, sub_changed=sub_changed, notice=notice)
 
     def unregister(
@@ -314,7 +314,7 @@ class ConsumerTable:
         return self._remove(peer, sorted(self._groups_of.get(peer, ())), now_ms)
 
     def expire(self, now_ms: int) -> Expired:
-        """Forget silent channels (without a notice) and old compensations; due every 10 s."""
+        """Remove silent channels (without a notice) and old compensations; call it every 10 s."""
         peers: dict[Peer, None] = {}
         groups_gone = []
         for group in list(self._groups.values()):
@@ -324,7 +324,9 @@ class ConsumerTable:
                 if now_ms - member.last_update_ms > self.channel_expired_ms
             ]
             for channel in silent:
-                log.warning("consumer group %s: %s fell silent", group.name, channel)
+                log.warning(
+                    "consumer group %s: %s sent no heartbeat for too long", group.name, channel
+                )
                 self._take_out(group, channel.peer)
                 peers[channel.peer] = None
             if not group.members:
@@ -333,16 +335,16 @@ class ConsumerTable:
         return Expired(peers=list(peers), groups_gone=groups_gone)
 
     def refresh(self, now_ms: int) -> None:
-        """Count every connected peer as heard of now: virtual time must not kill clients."""
+        """Renew every connected peer: a test that moves virtual time must not expire clients."""
         for group in self._groups.values():
             for peer, member in group.members.items():
                 if not peer.is_closing:
                     member.last_update_ms = now_ms
 
-    # --- notices that were saved up -------------------------------------------------------------
+    # --- collected notices ------------------------------------------------------------------------
 
     def next_notice_ms(self, now_ms: int) -> int | None:
-        """When :meth:`due_notices` is to be called; ask after every event."""
+        """When to call :meth:`due_notices`; changes with every event."""
         return self.notices.next_due(now_ms)
 
     def due_notices(self, now_ms: int) -> list[GroupNotice]:
@@ -350,10 +352,10 @@ class ConsumerTable:
         groups = map(self._groups.get, self.notices.take_due(now_ms))
         return [group.notice() for group in groups if group is not None]
 
-    # --- subscriptions that came with a pull ----------------------------------------------------
+    # --- subscriptions that came with a pull ------------------------------------------------------
 
     def compensate(self, group_name: str, data: SubscriptionData, now_ms: int) -> None:
-        """Remember the subscription of a pull (sysFlag 4), for groups that send no heartbeat."""
+        """Record the subscription of a pull (sysFlag 4), for groups that send no heartbeat."""
         key = (group_name, data.topic)
         self._compensation.pop(key, None)
         if len(self._compensation) >= COMPENSATION_COUNT_MAX:
@@ -369,7 +371,7 @@ class ConsumerTable:
         for key in old:
             del self._compensation[key]
 
-    # --- questions ------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -382,7 +384,7 @@ class ConsumerTable:
         return self._groups.get(name)
 
     def subscription(self, group_name: str, topic: str) -> SubscriptionData | None:
-        """From heartbeats, else from pulls that brought their own (for admin answers)."""
+        """The subscription from heartbeats, else from pulls (for administrators)."""
         group = self._groups.get(group_name)
         if group is not None and (data := group.subscriptions.get(topic)) is not None:
             return data
@@ -421,17 +423,17 @@ class ConsumerTable:
         )
 
     def conflicts(self, group_name: str) -> list[SubscriptionConflict]:
-        """What the members of a group disagree about (extra field of 203)."""
+        """Topics that members of a group subscribe to differently (extra field of 203)."""
         group = self._groups.get(group_name)
         return group.lint.conflicts() if group is not None else []
 
     def groups_in_conflict(self) -> list[str]:
         return [group.name for group in self._groups.values() if group.lint.in_conflict]
 
-    # --- inside ---------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
-    def _news_of(self, group: ConsumerGroup, now_ms: int) -> GroupNotice | None:
-        """The notice to send now, if any; otherwise the news is saved up or does not matter."""
+    def _notice_of(self, group: ConsumerGroup, now_ms: int) -> GroupNotice | None:
+        """The notice to send now; None if it is collected for later or not needed."""
         if not self.notify_enabled or group.is_broadcasting:
             return None
         if not self.notices.changed(group.name, len(group.members), now_ms):
@@ -456,7 +458,7 @@ class ConsumerTable:
             self._take_out(group, peer)
             if not group.members:
                 groups_gone.append(name)
-            elif notify and (notice := self._news_of(group, now_ms)) is not None:
+            elif notify and (notice := self._notice_of(group, now_ms)) is not None:
                 notices.append(notice)
         return Removed(notices=notices, groups_gone=groups_gone)
 

@@ -1,17 +1,17 @@
-"""Who produces: groups of producers, and the way back to a client by its id.
+"""Producer groups and their channels; also finds the channel of a client by its id.
 
-A broker calls producers for two things. It asks *some* member of a group what became of a
-transaction (39): any live channel will do, so they take turns. And it hands a reply to *one*
-client (326), which named itself in the request: its newest channel is used. Every Java client,
-consumers included, registers the group CLIENT_INNER_PRODUCER, so any client can be found here.
+A broker sends requests to producers for two reasons. It asks *any* member of a group about the
+outcome of a transaction (39): the channels take turns. And it passes a reply to *one* client (326)
+by its id: it uses the newest channel. Every Java client, consumers included, registers the group
+CLIENT_INNER_PRODUCER, so any client can be found here.
 
-Members come by heartbeat (34), and leave by UNREGISTER_CLIENT (35), when their connection closes,
-and after 120 s of silence. Unlike Java, a client stays reachable while any of its channels is in
-any group: there, leaving one group or closing an old channel forgets the client id altogether.
+Members join by heartbeat (34), and leave by UNREGISTER_CLIENT (35), when their connection closes,
+and after 120 s of silence. Unlike in Java, a client can be found while any of its channels is in
+any group: there, leaving one group or closing an old channel removes the client id altogether.
 
-Nobody checks names of producer groups, so their number is limited per peer, and their length;
-others are not registered. The class is pure, like the table of consumers. Counterpart of Java's
-``ProducerManager``.
+Names of producer groups are not checked, so their number per peer and their length are limited;
+others are not registered. The class does no I/O, like the table of consumers. Counterpart of
+Java's ``ProducerManager``.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ GROUP_NAME_LENGTH_MAX: Final = 255
 
 
 def _level(group_name: str) -> int:
-    """How important it is who comes and goes."""
+    """The log level of joins and leaves: internal groups are not interesting."""
     return logging.DEBUG if group_name in INTERNAL_PRODUCER_GROUPS else logging.INFO
 
 
 class _Client:
-    """A peer in any group: what it said last, and its groups."""
+    """A peer, its newest channel data, and its groups."""
 
     __slots__ = ("channel", "groups", "has_too_many")
 
@@ -48,7 +48,7 @@ class _Client:
 
 
 class _Group:
-    """When each member was last heard of, in order of joining, and whose turn it is."""
+    """The time of the last heartbeat of each member, in order of joining, and whose turn it is."""
 
     __slots__ = ("heard_ms", "turn")
 
@@ -75,7 +75,7 @@ class ProducerTable:
         self._peers: dict[str, dict[Peer, None]] = {}
         self.channel_expired_ms = channel_expired_ms
 
-    # --- events ---------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def knows(self, group_name: str, peer: Peer) -> bool:
         """Whether a peer is registered in a group."""
@@ -84,13 +84,14 @@ class ProducerTable:
 
     def heartbeat(self, group_name: str, channel: ClientChannel, now_ms: int) -> bool:
         """One producer group of a heartbeat; whether it is registered now."""
-        client = self._introduce(channel)
+        client = self._register(channel)
         if group_name not in client.groups:
             if len(client.groups) >= GROUPS_PER_PEER_MAX or len(group_name) > GROUP_NAME_LENGTH_MAX:
                 if not client.has_too_many:
                     client.has_too_many = True
                     log.warning(
-                        "%s: too many producer groups or too long names, some are left out", channel
+                        "%s: skipped producer groups, too many or too long names",
+                        channel,
                     )
                 return False
             client.groups.add(group_name)
@@ -106,7 +107,7 @@ class ProducerTable:
         client = self._clients.get(peer)
         if client is not None and group_name in client.groups:
             log.log(_level(group_name), "producer group %s: %s left", group_name, client.channel)
-            self._take_out(group_name, client)
+            self._remove(group_name, client)
 
     def channel_closed(self, peer: Peer) -> None:
         """A peer is gone: its client has left all its groups."""
@@ -116,7 +117,7 @@ class ProducerTable:
                 self.unregister(group_name, peer)
 
     def expire(self, now_ms: int) -> list[Peer]:
-        """Forget silent channels; they are to be closed. Due every 10 s."""
+        """Remove silent channels; the caller closes them. Call it every 10 s."""
         silent = [
             (group_name, self._clients[peer])
             for group_name, group in self._groups.items()
@@ -124,24 +125,26 @@ class ProducerTable:
             if now_ms - heard_ms > self.channel_expired_ms
         ]
         for group_name, client in silent:
-            log.warning("producer group %s: %s fell silent", group_name, client.channel)
-            self._take_out(group_name, client)
+            log.warning(
+                "producer group %s: %s sent no heartbeat for too long", group_name, client.channel
+            )
+            self._remove(group_name, client)
         return list(dict.fromkeys(client.channel.peer for _, client in silent))
 
     def refresh(self, now_ms: int) -> None:
-        """Count every connected peer as heard of now: virtual time must not kill clients."""
+        """Renew every connected peer: a test that moves virtual time must not expire clients."""
         for group in self._groups.values():
             for peer in group.heard_ms:
                 if not peer.is_closing:
                     group.heard_ms[peer] = now_ms
 
-    # --- questions ------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def find(self, client_id: str) -> Peer | None:
-        """The newest open channel of a client, in whichever group."""
+        """The newest open channel of a client, in any group."""
         for peer in reversed(self._peers.get(client_id, {})):
             if not peer.is_closing:
                 return peer
@@ -172,7 +175,7 @@ class ProducerTable:
             }
         )
 
-    # --- inside ---------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _info(self, peer: Peer, heard_ms: int) -> ProducerInfo:
         channel = self._clients[peer].channel
@@ -184,7 +187,7 @@ class ProducerTable:
             last_update_timestamp=heard_ms,
         )
 
-    def _introduce(self, channel: ClientChannel) -> _Client:
+    def _register(self, channel: ClientChannel) -> _Client:
         client = self._clients.get(channel.peer)
         if client is None:
             client = self._clients[channel.peer] = _Client(channel)
@@ -194,7 +197,7 @@ class ProducerTable:
         self._peers.setdefault(channel.client_id, {})[channel.peer] = None
         return client
 
-    def _take_out(self, group_name: str, client: _Client) -> None:
+    def _remove(self, group_name: str, client: _Client) -> None:
         peer = client.channel.peer
         group = self._groups[group_name]
         del group.heard_ms[peer]

@@ -109,7 +109,7 @@ class AssignmentService:
         return allocate(question.strategy_name, queues, members, question.client_id)
 
     async def set_mode(self, peer: Peer, mode: SetMessageRequestModeRequestBody) -> None:
-        """Set how a group gets the messages of a topic; returns when the disk has it."""
+        """Set how a group gets the messages of a topic; returns when it is on disk."""
         topic, group = mode.topic, mode.consumer_group
         if is_retry_topic(topic):
             raise NoPermissionError("retry topic is not allowed to set mode")
@@ -118,6 +118,8 @@ class AssignmentService:
         if self._groups.find(group) is None:
             raise SubscriptionGroupNotExistError("subscription group does not exist")
         self._modes.set(mode)
-        log.info("%r lets %s get the messages of %s by %s", peer, group, topic, mode.mode)
+        log.info(
+            "%r set that group %s gets the messages of %s by %s", peer, group, topic, mode.mode
+        )
         self._modes_saved.mark()
         await until_saved(self._modes_saved)

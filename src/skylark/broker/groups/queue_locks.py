@@ -1,18 +1,17 @@
-"""Locks on queues: in a group that consumes in order, each queue belongs to one client at a time.
+"""Queue locks: in a group that consumes in order, each queue belongs to one client at a time.
 
-A client asks for the queues that rebalancing gave it (41), renews them every 20 s, and gives them
-back when it stops or loses them (42). A lock is granted if the queue is free, the client's own
-already, or not renewed for more than 60 s; granting renews it. The answer names all that the client
-holds of what it asked for. Only the holder can release a lock, and closing its connection does not:
-a client that reconnects goes on, and one that died is waited for, because its last messages may
-still be in work.
+A client locks the queues that rebalance assigned to it (41), renews the locks every 20 s, and
+releases them when it stops or loses the queues (42). The broker grants a lock if the queue is free,
+if the client holds it already, or if its holder has not renewed it for more than 60 s; granting
+renews it. The answer lists the requested queues that the client holds. Only the holder can release
+a lock. A closed connection does not release it: a client that reconnects continues, and after a
+crash the broker waits for 60 s, because the last messages may still be processed.
 
-``lockInStrictMode`` (asking the other replicas, and granting by majority) is not implemented; a
-configuration that switches it on has to be refused. So ``onlyThisBroker`` of a request makes no
-difference.
+``lockInStrictMode`` (locks by majority of the replicas) is not implemented; a configuration that
+switches it on has to be refused. So ``onlyThisBroker`` of a request makes no difference.
 
-Expired locks mean nothing and are swept out; the number of locks is limited, and beyond the limit
-none is granted. Counterpart of Java's ``RebalanceLockManager``.
+Expired locks have no effect and are removed now and then. The number of locks is limited; beyond
+the limit the broker grants none. Counterpart of Java's ``RebalanceLockManager``.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class QueueLocks:
             elif lock.client_id == client_id or not lock.is_live(now_ms):
                 if lock.client_id != client_id:
                     log.warning(
-                        "group %s: %s took %s, not renewed by %s",
+                        "group %s: %s locked %s, which %s had not renewed",
                         group,
                         client_id,
                         queue,
@@ -84,7 +83,12 @@ class QueueLocks:
                 continue
             held.append(queue)
         if refused_count:
-            log.warning("group %s: no room for %d locks of %s", group, refused_count, client_id)
+            log.warning(
+                "group %s: refused %d locks of %s, the table is full",
+                group,
+                refused_count,
+                client_id,
+            )
         self._drop_if_empty(group)
         return held
 
@@ -102,7 +106,7 @@ class QueueLocks:
         self._drop_if_empty(group)
 
     def sweep(self, now_ms: int) -> None:
-        """Forget expired locks; due every now and then, nothing depends on it."""
+        """Remove expired locks, to free memory."""
         for group, locks in list(self._groups.items()):
             for queue in [queue for queue, lock in locks.items() if not lock.is_live(now_ms)]:
                 del locks[queue]
@@ -110,9 +114,10 @@ class QueueLocks:
             self._drop_if_empty(group)
 
     def refresh(self, from_ms: int, now_ms: int, is_online: Callable[[str, str], bool]) -> None:
-        """Renew what online clients held at ``from_ms``: virtual time must not take it away.
+        """Renew the locks of online clients: a test that moves virtual time must not expire them.
 
-        ``is_online(group, client_id)`` says whether the client has an open connection.
+        Only locks that were live at ``from_ms``. ``is_online(group, client_id)`` says whether the
+        client has an open connection.
         """
         for group, locks in self._groups.items():
             for lock in locks.values():
@@ -120,7 +125,7 @@ class QueueLocks:
                     lock.last_update_ms = now_ms
 
     def __len__(self) -> int:
-        """Locks in the table, expired ones included until they are swept out."""
+        """Locks in the table, including expired ones that are not removed yet."""
         return self._count
 
     def holder(self, group: str, queue: MessageQueue, now_ms: int) -> str | None:
@@ -133,7 +138,7 @@ class QueueLocks:
         return any(lock.is_live(now_ms) for lock in self._groups.get(group, {}).values())
 
     def held(self, group: str, now_ms: int) -> list[QueueLock]:
-        """All live locks of a group, with holder and end (extra field of 203)."""
+        """All live locks of a group, with holder and expiry (extra field of 203)."""
         return [
             QueueLock(
                 message_queue=queue,

@@ -1,10 +1,10 @@
-"""How groups get the messages of topics: by pulling or by popping (401, 402).
+"""Request modes: whether a group gets the messages of a topic by pull or by pop (401, 402).
 
-Nothing is popped here yet. What a file of Java's broker says about it is kept, and given to whoever
-copies the table, but every group is told to pull.
+This broker does not support pop yet: clients are always answered with pull. Modes from a file of
+Java's broker are kept, and slaves copy them.
 
 The table is written to ``messageRequestMode.json`` at each change. It is bounded by
-:data:`MODE_COUNT_MAX`; Java's is not. Answers to Java's ``MessageRequestModeManager``.
+:data:`MODE_COUNT_MAX`; Java's is not. Counterpart of Java's ``MessageRequestModeManager``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from skylark.store import config_tables
 from skylark.wire.bodies.pop_body import MessageRequestMode, SetMessageRequestModeRequestBody
 from skylark.wire.bodies.slave_sync_body import MessageRequestModeSerializeWrapper
 
-#: Pairs of topic and group with a mode of their own.
+#: Most pairs of topic and group that have a mode.
 MODE_COUNT_MAX: Final = 100_000
 
 NO_POP: Final = "this broker has no POP consumption yet: its groups consume by pulling"
@@ -37,11 +37,11 @@ class RequestModes:
             raise RequestNotSupportedError(" mode POP not supported", hint=NO_POP)
         groups = self._modes.get(mode.topic, {})
         if mode.consumer_group not in groups and len(self) >= MODE_COUNT_MAX:
-            raise BrokerError(f"{MODE_COUNT_MAX} groups have a mode of their own already")
+            raise BrokerError(f"{MODE_COUNT_MAX} groups have a request mode already")
         self._modes.setdefault(mode.topic, {})[mode.consumer_group] = mode
 
     def dump(self) -> MessageRequestModeSerializeWrapper:
-        """GET_ALL_MESSAGE_REQUEST_MODE (402); to be encoded before anything else happens."""
+        """GET_ALL_MESSAGE_REQUEST_MODE (402); shares the map: encode it before it changes."""
         return MessageRequestModeSerializeWrapper(message_request_mode_map=self._modes)
 
     def snapshot(self) -> config_tables.MessageRequestModeTable:
@@ -51,7 +51,7 @@ class RequestModes:
         )
 
     def load(self, table: config_tables.MessageRequestModeTable) -> None:
-        """Take over ``messageRequestMode.json``."""
+        """Load ``messageRequestMode.json``."""
         self._modes = {
             topic: dict(modes) for topic, modes in table.message_request_mode_map.items()
         }

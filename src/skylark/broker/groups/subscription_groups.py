@@ -1,22 +1,21 @@
-"""The consumer groups of this broker, as configured: who may consume, and how retries work.
+"""Subscription groups: the configuration of the consumer groups of this broker.
 
 A group is a :class:`SubscriptionGroupConfig`; the objects in the table are never changed, only
-replaced. Whether a group has members at the moment is another matter
-(:mod:`skylark.broker.groups.consumer_table`).
+replaced. Which groups have members is in :mod:`skylark.broker.groups.consumer_table`.
 
-**Reading creates.** :meth:`GroupTable.find` is what pulls, heartbeats and most requests ask: with
-``autoCreateSubscriptionGroup`` an unknown group springs up with the defaults. Committing and
-resetting offsets ask :meth:`GroupTable.get`, which creates nothing.
+**Created by use.** Pulls, heartbeats and most requests call :meth:`GroupTable.find`, which with
+``autoCreateSubscriptionGroup`` creates an unknown group with the defaults. Commits and resets of
+offsets call :meth:`GroupTable.get`, which creates nothing.
 
 **Bans.** An administrator can forbid a group to read a topic (353). The table of bans has a number
-per group and topic, of which bit 2 says so; other bits belong to nobody.
+per group and topic; its bit 2 is the ban, other bits are unused.
 
-Every change raises the version of the table and is told to the listeners, since the table must be
-written to disk; name servers know nothing of groups. Unlike Java we do both also when a ban is
-lifted (where Java moreover lifts the bans of that group on all other topics) and when a group is
-stopped because it reads too slowly: otherwise a restart would undo them in silence.
+Every change raises the version of the table and calls the listeners, which write it to disk; name
+servers do not know groups. Unlike Java we do both also when a ban is lifted (Java also lifts the
+bans of that group on all other topics) and when a group is stopped because it reads too slowly:
+otherwise a restart would undo them silently.
 
-The table is bounded by ``groupCountMax``. Answers to Java's ``SubscriptionGroupManager``.
+The table is bounded by ``groupCountMax``. Counterpart of Java's ``SubscriptionGroupManager``.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class GroupTable:
         """Call ``listener`` after every change."""
         self._listeners.append(listener)
 
-    # --- looking ---
+    # --- reading ---
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -83,7 +82,7 @@ class GroupTable:
         return self._groups.get(group)
 
     def find(self, group: str) -> SubscriptionGroupConfig | None:
-        """The group, created if need be and allowed; None: it does not exist."""
+        """The group, created if it is unknown and settings allow; None: it does not exist."""
         found = self._groups.get(group)
         return self._auto_create(group) if found is None else found
 
@@ -95,11 +94,11 @@ class GroupTable:
         if not allowed or names.group_problem(group) is not None:
             return None
         if len(self._groups) >= config.group_count_max:
-            log.warning("group %s not created: %s", group, self._limit_text)
+            log.warning("cannot create group %s: %s", group, self._limit_text)
             return None
         created = SubscriptionGroupConfig(group_name=group)
         self._groups[group] = created
-        log.info("group created by its first consumer: %s", group)
+        log.info("created group %s for its first consumer", group)
         self._changed()
         return created
 
@@ -110,7 +109,7 @@ class GroupTable:
         self.update_all([requested])
 
     def update_all(self, requested: list[SubscriptionGroupConfig]) -> None:
-        """The same for several (225): all of them or none."""
+        """Create or replace several groups (225): all of them or none."""
         for config in requested:
             if (problem := names.group_problem(config.group_name)) is not None:
                 raise InvalidParameterError(problem)
@@ -130,7 +129,7 @@ class GroupTable:
         if len(self._groups.keys() | staged.keys()) > self._live.current.group_count_max:
             raise BrokerError(f"too many groups: {self._limit_text}")
         if requested:
-            log.info("groups set: %s", ", ".join(staged))
+            log.info("set groups: %s", ", ".join(staged))
             self._groups.update(staged)
             self._changed(len(requested))
 
@@ -139,7 +138,7 @@ class GroupTable:
         banned = self._bans.pop(group, None) is not None
         existed = self._groups.pop(group, None) is not None
         if existed or banned:
-            log.info("group deleted: %s", group)
+            log.info("deleted group %s", group)
             self._changed()
         return existed
 
@@ -147,7 +146,7 @@ class GroupTable:
         """Set ``consumeEnable`` to false, until an administrator sets it again."""
         found = self._groups.get(group)
         if found is not None and found.consume_enable:
-            log.warning("group %s may not consume any more: it is too far behind", group)
+            log.warning("set consumeEnable=false for group %s: it is too far behind", group)
             self._groups[group] = msgspec.structs.replace(found, consume_enable=False)
             self._changed()
 
@@ -200,7 +199,7 @@ class GroupTable:
         )
 
     def load(self, table: config_tables.SubscriptionGroupTable) -> None:
-        """Take over ``subscriptionGroup.json``; built-in groups that it lacks stay."""
+        """Load ``subscriptionGroup.json``; built-in groups that it lacks stay."""
         self._groups.update(table.subscription_group_table)
         self._bans.update(table.forbidden_table)
         if table.data_version != DataVersion():
@@ -212,12 +211,12 @@ class GroupTable:
         bans: Mapping[str, dict[str, int]],
         version: DataVersion,
     ) -> None:
-        """Take over the groups of a master, and its version; built-in groups stay."""
+        """Copy the groups of a master, and its version; built-in groups stay."""
         built_in = {n: c for n, c in self._groups.items() if n in names.BUILT_IN_GROUPS}
         self._groups = {**built_in, **table}
         self._bans = dict(bans)
         self.version = version
-        self._tell()
+        self._notify()
 
     # --- inside ---
 
@@ -228,17 +227,17 @@ class GroupTable:
     def _changed(self, steps: int = 1) -> None:
         for _ in range(steps):
             self.version = self.version.next(self._clock.now_ms())
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in self._listeners:
             listener()
 
 
 def next_delay_ms(config: SubscriptionGroupConfig, reconsume_times: int) -> int:
-    """How long a message that failed ``reconsume_times + 1`` times waits by the group's policy.
+    """The retry delay of a message that failed ``reconsume_times + 1`` times (its group's policy).
 
-    Proxies and POP clients go by it; CONSUMER_SEND_MSG_BACK has its delay levels instead.
+    Proxies and POP clients use it; CONSUMER_SEND_MSG_BACK uses delay levels instead.
     """
     policy = config.group_retry_policy or GroupRetryPolicy()
     times = max(0, reconsume_times)

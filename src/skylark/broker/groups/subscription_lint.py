@@ -1,16 +1,17 @@
-"""Members of one group that subscribe to different things: found, said once, and shown.
+"""Subscription lint: finds members of a group that subscribe to different things.
 
 RocketMQ keeps one table of subscriptions per group, and the last heartbeat wins. If two members
-differ, each takes the other's topics and filters away every few seconds, and messages are skipped
-for good because the broker filtered them with the wrong expression. The usual causes are a group
+differ, each overwrites the other's topics and filters every few seconds, and messages are lost for
+the group because the broker filtered them with the wrong expression. The usual causes are a group
 name used by two applications, and a rolling update that changes a subscription.
 
-Java does not look for this. Here every member's own subscriptions are kept beside the group's, as
-a *signature* shared by all members that agree; a group with more than one signature is in
-conflict. Finding that out costs a heartbeat nothing that grows with the size of the group.
+Java does not check this. Here the subscriptions of every member are kept beside the group's, as a
+*signature* shared by all members that agree; a group with more than one signature is in conflict.
+The cost per heartbeat does not grow with the size of the group. Each state of conflict is logged
+once, and shown by 203.
 
 Two ways to write the same tags (``a||b``, ``b || a``) are no difference, and the group's retry
-topic is left out: only clustering consumers subscribe to it, the client adds it by itself.
+topic is ignored: only clustering consumers subscribe to it, and their client adds it.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ log = logging.getLogger(__name__)
 TAG: Final = "TAG"
 
 CLIENTS_SHOWN_MAX: Final = 10
-#: Different signatures that are compared with each other; more than a few are one mess.
+#: Most signatures that are compared with each other.
 SIGNATURES_SHOWN_MAX: Final = 100
 TOPICS_LOGGED_MAX: Final = 5
 EXPRESSION_LOGGED_SIZE_MAX: Final = 200
-#: States remembered as said; then it starts anew, so that a flapping member cannot fill memory.
-STATES_SAID_MAX: Final = 64
+#: States remembered as logged; then all are dropped, so that a flapping member cannot fill memory.
+STATES_LOGGED_MAX: Final = 64
 
 #: What one topic is filtered by: type and expression.
 Filter: TypeAlias = tuple[str, str]
@@ -45,19 +46,19 @@ Signature: TypeAlias = tuple[tuple[str, Filter], ...]
 
 
 class SubscriptionLint:
-    """What each member of one group subscribes to. Members are keyed by their connection."""
+    """The subscriptions of each member of one group; members are keyed by their peer."""
 
     def __init__(self, group: str) -> None:
         self._group = group
         self._retry_topic = retry_topic(group)
         self._signatures: dict[object, Signature] = {}
         self._agreeing: dict[Signature, dict[object, str]] = {}  # member -> client id
-        self._said: set[frozenset[Signature]] = set()
+        self._logged: set[frozenset[Signature]] = set()
 
     def update(
         self, member: object, client_id: str, subscriptions: Iterable[SubscriptionData]
     ) -> None:
-        """Note what a member subscribes to, and warn if that makes a new state of conflict."""
+        """Record the subscriptions of a member; log a new state of conflict."""
         signature = self._signature(subscriptions)
         old = self._signatures.get(member)
         if old is not None and old != signature:
@@ -65,10 +66,10 @@ class SubscriptionLint:
         self._signatures[member] = signature
         self._agreeing.setdefault(signature, {})[member] = client_id
         if old != signature and self.in_conflict:
-            self._say(signature)
+            self._log(signature)
 
     def remove(self, member: object) -> None:
-        """The member has left; harmless for one that never said what it subscribes to."""
+        """Remove a member, if it is known."""
         signature = self._signatures.pop(member, None)
         if signature is not None:
             members = self._agreeing[signature]
@@ -84,20 +85,20 @@ class SubscriptionLint:
         """The topics that members disagree about, with all sides."""
         return _compare(dict(islice(self._agreeing.items(), SIGNATURES_SHOWN_MAX)))
 
-    def _say(self, new: Signature) -> None:
+    def _log(self, new: Signature) -> None:
         state = frozenset(self._agreeing)
-        if state in self._said:
+        if state in self._logged:
             return
-        if len(self._said) >= STATES_SAID_MAX:
-            self._said.clear()
-        self._said.add(state)
-        # The newcomer against one other: the cost must not grow with the number of quarrels.
+        if len(self._logged) >= STATES_LOGGED_MAX:
+            self._logged.clear()
+        self._logged.add(state)
+        # Compares with one other only: the cost must not grow with the number of signatures.
         other = next(signature for signature in self._agreeing if signature != new)
         conflicts = _compare({side: self._agreeing[side] for side in (other, new)})
         more = len(conflicts) - TOPICS_LOGGED_MAX
         log.warning(
             "consumer group %s: members subscribe differently, the last heartbeat wins and"
-            " messages may be skipped; give each application a group of its own: %s%s",
+            " messages may be skipped; give each application its own group: %s%s",
             self._group,
             "; ".join(map(_describe, conflicts[:TOPICS_LOGGED_MAX])),
             f"; and {more} more topics" if more > 0 else "",

@@ -1,41 +1,42 @@
-"""Protection from overload: requests that waited, bytes under way, consumers too far behind.
+"""Overload guard: refuses requests that waited too long or take too much memory.
 
-**Fast failure.** A producer that has given up repeats its message elsewhere; storing the one that
-waited as well makes a duplicate and more load. So a request that waited for too long is refused
-(code 2) and not handled. Java's broker sees requests wait in the queues of its thread pools. Here
-they wait in the kernel while the event loop is at work, where nobody stamps them, so
-:class:`LoopWatch` keeps the times of the loop::
+**Fast failure.** A producer whose request timed out sends its message again elsewhere; storing the
+first one as well makes a duplicate and more load. So the broker refuses a request that waited for
+too long (code 2). Java's broker has the time of arrival of each request in the queues of its thread
+pools. Here requests wait in the kernel while the event loop works, without a time of arrival, so
+:class:`LoopWatch` measures the turns of the loop::
 
     turn n                        turn n+1
     |-- work ------------------|  |-- work ...
     began                  ended  bytes read here may have come at any time since turn n began
 
-A turn that does work notes its beginning and, by ``call_soon``, its end. Bytes that the poll right
-after a long turn finds count as arrived when that turn began, all others as arrived now. Which they
-are is told by a second ``call_soon``: it comes after all that this poll has found, and before what
-the next one finds. (The time that has passed since the end does not tell: other callbacks may come
-before the bytes, and take long.) It errs on the side of refusing: whoever came at the last moment
-of a long turn counts as having waited for all of it.
+A turn that does work records its beginning and, by ``call_soon``, its end. Bytes that the poll
+right after a long turn finds count as arrived when that turn began, all others as arrived now. A
+second ``call_soon`` separates the two: it runs after all that this poll has found, and before what
+the next one finds. (The time since the end of the turn does not separate them: other callbacks may
+run before the bytes are read, and take long.) It errs on the side of refusing: a request that
+arrived at the end of a long turn counts as having waited for all of it.
 
-What makes the loop turn notes its work: connections when bytes come, all timers and sleeping tasks
-(:class:`WatchedClock`), what comes back from threads. Work that they set off runs in the turn after
-theirs, a task for example. So that one is watched as well, and so on until one was short and noted
-no work.
+Everything that starts work in a turn reports it to the watch: connections when bytes come, timers
+and sleeping tasks (:class:`WatchedClock`), results of threads. What they start, a task for example,
+runs in the turn after theirs. So that turn is watched as well, and so on until a turn was short and
+reported no work.
 
-**Page cache busy.** If what held up the loop was one append that took longer than
-``osPageCacheBusyTimeOutMills``, the disk is the cause, and sends that waited behind it are told so.
+**Page cache busy.** If one append took longer than ``osPageCacheBusyTimeOutMills``, the disk is the
+cause, and the refusal of sends that waited behind it says so.
 
-**Refusals** begin with Java's own words, by which tools and people know them:
+**Refusals** begin with Java's texts, which tools and people know:
 
 =========================  ========================================================================
 ``[REJECTREQUEST]``        a send to a slave, or without a free buffer in the pool; a pull from a
                            slave that serves none
-``[OVERLOAD]``             more bytes are under way in all than the broker may hold
+``[OVERLOAD]``             the broker holds more bytes for its clients than it may
 ``[PCBUSY_CLEAN_QUEUE]``   a send that waited behind an append that took too long
 ``[TIMEOUT_CLEAN_QUEUE]``  any request that waited longer than the limit of its family
 =========================  ========================================================================
 
-Answers to ``BrokerFastFailure``, the ``rejectRequest`` of processors, and ``protectBroker``.
+Counterpart of Java's ``BrokerFastFailure``, the ``rejectRequest`` of processors, and
+``protectBroker``.
 """
 
 from __future__ import annotations
@@ -70,11 +71,11 @@ LATE_REMARK: Final = (
     "[{reason}]broker busy, start flow control for a while, period in queue: {waited_ms}ms,"
     " size of queue: {waiting_count}"
 )
-#: A turn shorter than this makes nobody wait.
+#: A shorter turn does not delay requests.
 LONG_TURN_S: Final = 0.01
-#: How often the bytes under way are added up.
+#: How often the held bytes are added up.
 MEASURE_S: Final = 0.1
-#: How often groups that read too far behind are looked for.
+#: How often groups are checked that read too far behind.
 SLOW_GROUPS_INTERVAL_S: Final = 180.0
 #: Refusals are logged at most this often.
 LOG_INTERVAL_S: Final = 15.0
@@ -83,7 +84,7 @@ CallSoon = Callable[[Callable[[], None]], object]
 
 
 class LoopWatch:
-    """Knows for how long the event loop keeps requests waiting."""
+    """Measures for how long the event loop keeps requests waiting."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class LoopWatch:
     ) -> None:
         self._monotonic = clock.monotonic
         self._call_soon = call_soon
-        #: Told how many milliseconds each turn took: the lag of the loop.
+        #: Called with the milliseconds that each turn took: the lag of the loop.
         self.on_turn = on_turn
         #: Whether this turn of the loop is watched, and if so, what counts as the arrival of all
         #: bytes read in it.
@@ -105,9 +106,9 @@ class LoopWatch:
         self._does_work = False  # known of this turn
 
     def arrived_at(self, now: float) -> float:
-        """When bytes that are read now count as arrived; also notes that this turn does work.
+        """When bytes that are read now count as arrived; also records that this turn does work.
 
-        Everything that may take long calls this when it begins, what reads no bytes as well.
+        Everything that may take long calls this when it begins, also if it reads no bytes.
         """
         self._does_work = True
         if not self.in_turn:
@@ -139,7 +140,7 @@ class LoopWatch:
         if did_work:
             if self.on_turn is not None:
                 self.on_turn(took_s * 1000)
-            self._begin(now)  # what this turn has set off works in the next
+            self._begin(now)  # what this turn has started runs in the next
 
     def _polled(self) -> None:
         """All bytes that came during the last turn have been read."""
@@ -147,15 +148,15 @@ class LoopWatch:
 
 
 class WatchedClock(BaseClock):
-    """The clock of all parts of a broker: whatever it wakes is noted as work.
+    """The clock of all parts of a broker: reports each timer that fires to the watch as work.
 
-    For what else comes from outside, :meth:`run` notes and calls.
+    :meth:`run` does the same for other callbacks from outside.
     """
 
     def __init__(self, clock: Clock, watch: LoopWatch) -> None:
         self._clock = clock
         self._watch = watch
-        # Read for every message: without a detour.
+        # Called for every message: bound directly, without the method below.
         self.now_ms = clock.now_ms  # type: ignore[method-assign]
         self.monotonic = clock.monotonic  # type: ignore[method-assign]
 
@@ -185,7 +186,7 @@ class WatchedClock(BaseClock):
         callback(*args)
 
     def watched(self, in_thread: InThread) -> InThread:
-        """What goes on when a thread is done is work as well."""
+        """Reports the continuation after a thread as work, too."""
 
         async def run(function: Callable[..., None], /, *args: Any) -> None:
             try:
@@ -208,7 +209,7 @@ class Family(enum.Enum):
     ADMIN = "wait_time_mills_in_admin_broker_queue"
 
 
-#: The family of a request; None: may wait for ever. All others belong to administrators.
+#: The family of a request; None: no limit. All other requests are of the family ADMIN.
 FAMILIES: Final[Mapping[int, Family | None]] = {
     RequestCode.SEND_MESSAGE: Family.SEND,
     RequestCode.SEND_MESSAGE_V2: Family.SEND,
@@ -261,10 +262,10 @@ class Reason(enum.Enum):
 
 
 class OutstandingBytes:
-    """Whether the broker holds more bytes for its peers than it may.
+    """Checks whether the broker holds more bytes for its clients than it may.
 
-    They are the bodies of requests in work and the answers that peers have yet to read. Adding them
-    up takes time, so it is done a few times a second, and only while requests come.
+    These are the bodies of current requests, and answers that clients have not read yet. Adding
+    them up takes time, so it is done a few times a second, and only while requests come.
     """
 
     def __init__(self, measure: Callable[[], int], size_max: int) -> None:
@@ -281,7 +282,7 @@ class OutstandingBytes:
 
 
 class OverloadGuard:
-    """An interceptor that refuses what the broker had better not handle."""
+    """Interceptor that refuses requests when the broker is overloaded."""
 
     alike = True
 
@@ -295,10 +296,10 @@ class OverloadGuard:
         outstanding: OutstandingBytes | None = None,
         pool_is_empty: Callable[[], bool] | None = None,
     ) -> None:
-        """``arrival_of`` tells when the bytes of a connection arrived, if that is known better
-        than by the turn in which a request is handled: it may have waited behind others.
+        """``arrival_of``: when the bytes of a connection arrived, if that is known better than by
+        the turn in which the request is handled, because it waited behind others.
 
-        ``pool_is_empty`` tells whether a transient store pool is in use and has no buffer left.
+        ``pool_is_empty``: whether a transient store pool is in use and has no buffer left.
         """
         self.refused_counts = dict.fromkeys(Reason, 0)
         self._watch = watch
@@ -332,7 +333,7 @@ class OverloadGuard:
         return response
 
     def appended(self, began_at: float, ended_at: float) -> None:
-        """An append took from then to then, on the clock of this guard."""
+        """Record the time of an append, on the clock of this guard."""
         if ended_at - began_at > self._append_limit_s:
             self._stall_ended_at = ended_at
             log.warning("an append took %d ms", round((ended_at - began_at) * 1000))
@@ -373,7 +374,9 @@ class OverloadGuard:
         waited_ms = round((now - arrived_at) * 1000)
         if now - self._log_at >= LOG_INTERVAL_S:
             self._log_at = now
-            log.warning("overload: a request (%d) waited for %d ms, refused", code, waited_ms)
+            log.warning(
+                "overload: refused a request (code %d) that waited for %d ms", code, waited_ms
+            )
         if family is Family.SEND and arrived_at < self._stall_ended_at:
             remark = LATE_REMARK.format(
                 reason="PCBUSY_CLEAN_QUEUE", waited_ms=waited_ms, waiting_count=0
@@ -393,7 +396,7 @@ class OverloadGuard:
 
 
 class SlowGroup(msgspec.Struct, frozen=True):
-    """A group that reads too far behind, and where it is worst."""
+    """A group that reads too far behind, and the queue with the largest distance."""
 
     group: str
     topic: str
@@ -404,9 +407,9 @@ class SlowGroup(msgspec.Struct, frozen=True):
 def groups_too_far_behind(
     queue_gets: Mapping[tuple[int, str, str], QueueMeter], size_max: int
 ) -> list[SlowGroup]:
-    """Groups that must not read on (``disableConsumeIfConsumerReadSlowly``), each once.
+    """Groups to stop (``disableConsumeIfConsumerReadSlowly``), each once.
 
-    Their reads bring old pages into memory and drive out those that all others read.
+    Their reads bring old pages into memory and displace those that all other groups read.
     """
     worst: dict[str, SlowGroup] = {}
     for (queue_id, topic, group), meter in queue_gets.items():
@@ -417,7 +420,7 @@ def groups_too_far_behind(
 
 
 class SlowGroupWatch:
-    """Looks for such groups now and then, and stops them, where that is switched on."""
+    """Stops groups that read too far behind, if that is switched on."""
 
     def __init__(
         self, live: LiveSettings, stats: BrokerStats, groups: GroupTable, clock: Clock
@@ -429,14 +432,14 @@ class SlowGroupWatch:
         self._timer: TimerHandle | None = None
 
     def start(self) -> None:
-        self._timer = self._clock.call_later(SLOW_GROUPS_INTERVAL_S, self._look)
+        self._timer = self._clock.call_later(SLOW_GROUPS_INTERVAL_S, self._check)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self.start()
         config = self._live.current
         if not config.disable_consume_if_consumer_read_slowly:

@@ -1,6 +1,7 @@
-"""What was put and got, by topic and group, in the last minute, hour and day (request 315).
+"""Broker statistics: puts and gets by topic and group in the last minute, hour and day (315).
 
-Who handles messages adds to a meter, found by its key and never kept (it may expire)::
+Code that handles messages looks up a meter by its key and adds to it. It must not keep the meter,
+which may expire::
 
     meter = stats.topic_puts[topic]        # made on first use
     meter.count += count
@@ -22,18 +23,18 @@ BROKER_PUT_NUMS     cluster                  from ``user_put_count`` and ``syste
 BROKER_GET_NUMS     cluster                  with ``_WITHOUT_SYSTEM_TOPIC`` from the first alone
 ==================  =======================  ==================================================
 
-How many bytes a group is behind on a queue (GROUP_GET_FALL_SIZE) is no count but the latest value,
-kept with the latency for those who look for slow consumers; as in Java, 315 does not know it.
+How many bytes a group is behind on a queue (GROUP_GET_FALL_SIZE) is not a count but the latest
+value. It is kept with the latency, to find slow consumers; as in Java, 315 does not return it.
 
 **Windows.** Every 10 s a sample of each meter is added to its minute, every 10 min to its hour,
-every hour to its day. A window is the difference between its oldest and its newest sample: 60 s
-once seven are there. So what happened since the last sample does not show yet.
+every hour to its day. The value of a window is the difference between its oldest and its newest
+sample: 60 s once there are seven. What happened since the last sample is not included.
 
-**Limits.** Each table has at most ``count_max`` keys. Further ones share one meter that no request
-can ask for; :attr:`MeterTable.overflow_count` counts its uses. A meter that stood still for
+**Limits.** Each table has at most ``count_max`` keys. Further keys share one meter that no request
+returns; :attr:`MeterTable.overflow_count` counts its uses. A meter that has not changed for
 ``idle_max_ms`` is dropped: by default 25 h, when all its windows have become zero.
 
-Answers to ``StatsItem``, ``StatsItemSet`` and ``BrokerStatsManager``.
+Counterpart of Java's ``StatsItem``, ``StatsItemSet`` and ``BrokerStatsManager``.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ _BROKER_NAMES: Final = (
 
 
 class Meter:
-    """Numbers that only grow, and their samples."""
+    """Counters that only grow, and their samples."""
 
     __slots__ = ("count", "day", "hour", "idle_ms", "minute", "size", "times")
 
@@ -95,7 +96,7 @@ class Meter:
         self.idle_ms = 0
 
     def sample(self, window: Window, now_ms: int) -> None:
-        """Note the numbers as they are now; due at the interval of the window."""
+        """Add a sample of the counters; call it at the interval of the window."""
         samples: list[Sample] = getattr(self, window)
         interval_ms, count_max = WINDOWS[window]
         if not samples:
@@ -129,7 +130,7 @@ class Meter:
 
 
 class QueueMeter(Meter):
-    """Of a group on a queue: latency of reads, and how far the last one was behind."""
+    """The meter of a group on a queue: latency of reads, and how far the last one was behind."""
 
     __slots__ = ("behind_size",)
 
@@ -143,7 +144,7 @@ MeterT = TypeVar("MeterT", bound=Meter)
 
 
 class MeterTable(dict[Key, MeterT], Generic[Key, MeterT]):
-    """Meters by key. A dict, so that finding one costs nothing more; made on first use."""
+    """Meters by key, created on first use. A dict, so that a look-up costs nothing more."""
 
     def __init__(self, name: str, new_meter: Callable[[], MeterT], *, count_max: int) -> None:
         super().__init__()
@@ -156,7 +157,11 @@ class MeterTable(dict[Key, MeterT], Generic[Key, MeterT]):
     def __missing__(self, key: Key) -> MeterT:
         if len(self) >= self._count_max:
             if not self.overflow_count:
-                log.warning("%s: no statistics beyond %d keys", self.name, self._count_max)
+                log.warning(
+                    "%s: further keys get no statistics, the limit is %d",
+                    self.name,
+                    self._count_max,
+                )
             self.overflow_count += 1
             return self._overflow
         meter = self[key] = self._new_meter()
@@ -167,7 +172,7 @@ class MeterTable(dict[Key, MeterT], Generic[Key, MeterT]):
             del self[key]
 
     def expire(self, idle_max_ms: int) -> int:
-        """Drop meters that stood still for so long; how many."""
+        """Drop meters that have not changed for so long; returns how many."""
         idle = [key for key, meter in self.items() if meter.idle_ms >= idle_max_ms]
         for key in idle:
             del self[key]
@@ -201,13 +206,13 @@ class BrokerStats:
         self.user_put_count = self.system_put_count = 0
         self.user_get_count = self.system_get_count = 0
         self._broker_meters = {name: Meter() for name in _BROKER_NAMES}
-        #: Told of every put: topic, messages, bytes.
+        #: Called for every put with topic, messages and bytes.
         self.on_put: Callable[[str, int, int], None] | None = None
 
     # --- counting ---
 
     def put(self, topic: str, count: int, size: int, *, is_system: bool = False) -> None:
-        """A request of a client stored ``count`` messages, ``size`` bytes in the log."""
+        """Count a request that stored ``count`` messages, ``size`` bytes in the log."""
         meter = self.topic_puts[topic]
         meter.count += count
         meter.size += size
@@ -222,7 +227,7 @@ class BrokerStats:
     def got(
         self, topic: str, group: str, count: int, size: int, *, is_system: bool = False
     ) -> None:
-        """A read found messages."""
+        """Count a read that found messages."""
         meter = self.group_gets[topic, group]
         meter.count += count
         meter.size += size
@@ -257,23 +262,23 @@ class BrokerStats:
         return self.topic_puts, self.group_gets, self.send_backs, self.queue_gets
 
     def meters(self) -> Iterator[Meter]:
-        """Every meter that is to be sampled."""
+        """Every meter to sample."""
         yield from self._add_up().values()
         for table in self.tables:
             yield from table.values()
 
     def sample(self, window: Window, now_ms: int, meters: Iterable[Meter] | None = None) -> None:
-        """Sample all meters, or those given if it is done bit by bit."""
+        """Sample all meters, or the given ones."""
         for meter in self.meters() if meters is None else meters:
             meter.sample(window, now_ms)
 
     def expire(self) -> None:
-        """Drop meters that stood still for too long; due after each sample of the hour."""
+        """Drop meters that have not changed for too long; call it after each sample of the hour."""
         count = sum(table.expire(self.idle_max_ms) for table in self.tables)
         if count:
-            log.info("%d statistics dropped: nothing was counted for long", count)
+            log.info("dropped %d statistics that have not changed for long", count)
 
-    # --- answers ---
+    # --- reading ---
 
     def view(self, name: str, key: str) -> BrokerStatsData:
         """VIEW_BROKER_STATS_DATA (315); raises BrokerError if there is no such meter."""
@@ -293,7 +298,7 @@ class BrokerStats:
         return 0.0 if meter is None else meter.item("minute", "count").tps
 
     def _add_up(self) -> dict[str, Meter]:
-        """The meters of the whole broker, brought up to date; hot paths only add to four ints."""
+        """The meters of the whole broker, updated from the four counters that hot paths add to."""
         counts = (
             self.user_put_count + self.system_put_count,
             self.user_get_count + self.system_get_count,

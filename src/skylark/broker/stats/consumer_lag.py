@@ -1,7 +1,7 @@
-"""How far groups are behind, for a scrape of the metrics.
+"""Consumer lag: how far groups are behind, worked out for each scrape of the metrics.
 
-Counted are all topics that a group subscribes to while it is online, and all that it has committed
-offsets of (Java shows groups only while they are online). Topics of retries are left out, as in
+Includes the topics that an online group subscribes to, and the topics for which a group has
+committed offsets (Java shows groups only while they are online). Retry topics are left out, as in
 Java. Per group and topic, over all queues:
 
 =================  ============================================================================
@@ -10,10 +10,10 @@ inflight           of these, messages that were pulled
 ready              of these, messages that were not; the queueing latency is the age of the oldest
 =================  ============================================================================
 
-A queue without committed offset counts as consumed: nobody knows where the group would begin.
+A queue without a committed offset counts as consumed: its group has no position there yet.
 
-The work is cut into slices for whoever must not hold up others, and ends at
-:data:`PAIR_COUNT_MAX` pairs of group and topic. Answers to Java's ``ConsumerLagCalculator``.
+The work is cut into slices, so that the caller can let other work run in between, and is limited to
+:data:`PAIR_COUNT_MAX` pairs of group and topic. Counterpart of Java's ``ConsumerLagCalculator``.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from skylark.store.message_reader import Reader
 log = logging.getLogger(__name__)
 
 PAIR_COUNT_MAX: Final = 10_000
-#: Queues looked at in one slice: about a millisecond.
+#: Queues of one slice: about a millisecond of work.
 QUEUES_PER_SLICE: Final = 128
 
 
 class Lag(msgspec.Struct, kw_only=True):
-    """One group on one topic."""
+    """The lag of one group on one topic."""
 
     group: str
     topic: str
@@ -72,7 +72,7 @@ class LagReport:
         self.lags: list[Lag] = []
 
     def renew(self) -> Iterator[None]:
-        """Work everything out again; yields after each slice. The report changes at the end."""
+        """Work out all lags again; yields after each slice. The report changes at the end."""
         lags = []
         queue_count = 0
         for group, topic in self._pairs():
@@ -82,7 +82,9 @@ class LagReport:
             try:
                 lags.append(self._lag(group, topic, config.read_queue_nums))
             except StoreError as error:
-                log.warning("the lag of %s on %s is not known: %s", group, topic, error)
+                log.warning(
+                    "cannot work out the lag of group %s on topic %s: %s", group, topic, error
+                )
             queue_count += config.read_queue_nums
             if queue_count >= QUEUES_PER_SLICE:
                 queue_count = 0

@@ -1,20 +1,20 @@
-"""What a broker counts and shows: one table of names, labels and kinds.
+"""The metrics of a broker: one table of names, kinds and labels.
 
-The names are those of Apache's native exporter, so its dashboards work. Every sample carries the
+The names are those of Apache's native exporter, so its dashboards work. Every sample has the
 labels ``cluster``, ``node_type`` and ``node_id`` first, and those of ``metricsLabel``. Names that
-begin with ``skylark_`` are ours: limits, and what an event loop has instead of thread pools.
+begin with ``skylark_`` are ours: limits, and the event loop where Java has thread pools.
 
-Counters and histograms are fed where things happen, gauges are read by callbacks when they are
-scraped (:meth:`BrokerMetrics.watch`)::
+The code that does the work adds to counters and histograms; gauges are read by callbacks at each
+scrape (:meth:`BrokerMetrics.watch`)::
 
     metrics = BrokerMetrics(Registry(constant_labels(config)))
     metrics.watch("rocketmq_topic_number", lambda: len(topics))
     metrics.messages_in.labels("TopicTest", "normal", "false").value += 1
 
-Hot code keeps the child, not the label values: :class:`PutMetrics`, :class:`GetMetrics`. Messages
-of retry and dead-letter topics are not counted as in or out, as in Java.
+Code that runs per message keeps the child of a metric, not the label values: :class:`PutMetrics`.
+Messages of retry and dead-letter topics are not counted as in or out, as in Java.
 
-A gauge that nobody watches yet has no samples. Answers to ``BrokerMetricsManager``,
+A gauge without a callback has no samples. Counterpart of Java's ``BrokerMetricsManager``,
 ``DefaultStoreMetricsManager``, ``PopMetricsManager`` and ``RemotingMetricsManager``.
 """
 
@@ -203,22 +203,17 @@ class BrokerMetrics:
         for row in ROWS:
             self._register(row)
         self.messages_in = self._counters["rocketmq_messages_in_total"]
-        self.messages_out = self._counters["rocketmq_messages_out_total"]
         self.throughput_in = self._counters["rocketmq_throughput_in_total"]
-        self.throughput_out = self._counters["rocketmq_throughput_out_total"]
         self.message_size = self._histograms["rocketmq_message_size"]
         self.send_to_dlq = self._counters["rocketmq_send_to_dlq_messages_total"]
         self.rpc_latency = self._histograms["rocketmq_rpc_latency"]
-        self.commits = self._counters["rocketmq_commit_messages_total"]
-        self.rollbacks = self._counters["rocketmq_rollback_messages_total"]
         self.finish_latency = self._histograms["rocketmq_finish_message_latency"]
-        self.pop_retries = self._counters["rocketmq_pop_revive_retry_messages_total"]
         self.loop_turn = self._histograms["skylark_loop_turn_ms"].labels()
 
     def watch(self, name: str, callback: Callable[[], Samples]) -> None:
         """Read a gauge, or a counter that is kept elsewhere, from ``callback`` at each scrape.
 
-        It gives a number, or for a metric with labels pairs of label values and number.
+        It returns a number or, for a metric with labels, pairs of label values and number.
         """
         watched = self._gauges if name in self._gauges else self._counters
         watched[name].set_callback(callback)
@@ -228,7 +223,7 @@ class BrokerMetrics:
             counter = self.registry.counter(row.name, row.help_text, row.labels)
             self._counters[row.name] = counter
         elif row.kind == "gauge":
-            # Without a callback a gauge would show a zero that nobody measured.
+            # Without a callback a gauge would show a zero that was not measured.
             self._gauges[row.name] = self.registry.gauge(
                 row.name, row.help_text, row.labels, callback=_nothing
             )
@@ -252,32 +247,16 @@ class PutMetrics:
         self._size = metrics.message_size.labels(*values)
 
     def add(self, count: int, size: int) -> None:
-        """``count`` messages were stored, ``size`` bytes in all."""
+        """Count ``count`` stored messages, ``size`` bytes in all."""
         self._count.value += count
         self._bytes.value += size
         self._size.observe(size // count)
 
 
-class GetMetrics:
-    """The children of one topic and group, for the path of a pull."""
-
-    __slots__ = ("_bytes", "_count")
-
-    def __init__(self, metrics: BrokerMetrics, topic: str, group: str, *, is_system: bool) -> None:
-        values = (topic, group, "true" if is_system else "false")
-        self._count = metrics.messages_out.labels(*values)
-        self._bytes = metrics.throughput_out.labels(*values)
-
-    def add(self, count: int, size: int) -> None:
-        """``count`` messages were read, ``size`` bytes in all."""
-        self._count.value += count
-        self._bytes.value += size
-
-
 def watch_protection(
     metrics: BrokerMetrics, guard: OverloadGuard, registration: Registration, stats: BrokerStats
 ) -> None:
-    """Show who is refused, which name servers know us, and where statistics overflow."""
+    """Show refused requests, name servers that know this broker, and overflows of statistics."""
     metrics.watch(
         "skylark_requests_refused_total",
         lambda: [((reason.value,), count) for reason, count in guard.refused_counts.items()],
@@ -293,7 +272,7 @@ def watch_protection(
 
 
 def constant_labels(config: BrokerConfig) -> dict[str, str]:
-    """The labels of every sample; what makes no sense in ``metricsLabel`` is left out."""
+    """The labels of every sample; invalid parts of ``metricsLabel`` are left out."""
     labels = {
         "cluster": config.broker_cluster_name,
         "node_type": "broker",
@@ -305,7 +284,7 @@ def constant_labels(config: BrokerConfig) -> dict[str, str]:
         if colon and ":" not in value and _LABEL_NAME.fullmatch(name) and name not in taken:
             labels[name] = value
         else:
-            log.warning("metricsLabel: %r is no further label, left out", item)
+            log.warning("ignored %r in metricsLabel: it is no valid further label", item)
     return labels
 
 

@@ -1,16 +1,16 @@
-"""What the metrics of a broker show, and where: the Prometheus endpoint.
+"""Metrics exporter: the Prometheus endpoint of a broker, and where its numbers come from.
 
 With ``metricsExporterType=PROM`` the broker serves its metrics on ``metricsPromExporterPort``
-(5557), as the name server does on ``metricsPort``. Nothing is measured without: the hooks on the
-paths of messages stay empty.
+(5557), as the name server does on ``metricsPort``. Without it nothing is measured: the hooks in the
+code that handles messages stay empty.
 
-Most numbers are read when they are scraped. Messages in are counted as they are stored, by topic
-and by the type that the topic has (``message.type``): "unspecified" if it has none. A delayed or
-transactional message counts where it waits, in a system topic, and again in its own topic when it
-gets there. Lags are worked out at the beginning of each scrape, a slice per turn of the loop
-(:mod:`skylark.broker.stats.consumer_lag`), before the first metric is rendered.
+Most numbers are read at the time of a scrape. Messages in are counted when they are stored, by
+topic and by the message type of the topic (``message.type``): "unspecified" if it has none. A
+delayed or transactional message counts in the system topic where it waits, and again in its own
+topic when it is delivered. Lags are worked out at the beginning of each scrape, a slice per turn of
+the loop (:mod:`skylark.broker.stats.consumer_lag`), before the first metric is rendered.
 
-Answers to ``BrokerMetricsManager``.
+Counterpart of Java's ``BrokerMetricsManager``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from skylark.broker.composition import BrokerGraph
 
 UNSPECIFIED: Final = "unspecified"
-#: Requests whose end is awaited; more than can be in hand at a time.
+#: Requests that are measured at a time; more than can be in flight.
 OPEN_COUNT_MAX: Final = 100_000
 _CONSUME_MODES: Final[Mapping[ConsumeType | None, str]] = {
     ConsumeType.CONSUME_ACTIVELY: "pull",
@@ -57,11 +57,11 @@ Labelled = list[tuple[tuple[str, ...], float]]
 
 
 class PreparedRegistry(Registry):
-    """A registry that has something worked out before it is rendered."""
+    """A registry that works something out before it is rendered."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         super().__init__(labels)
-        #: Steps to be taken at the beginning of each scrape, one per turn.
+        #: Work at the beginning of each scrape, one step per turn of the loop.
         self.prepare: Callable[[], Iterator[None]] = lambda: iter(())
 
     def render_parts(self) -> Iterator[str]:
@@ -126,7 +126,7 @@ class RpcTimes:
 
 
 class Exporter:
-    """The metrics of one broker; ``start`` and ``stop`` the endpoint, if there is to be one."""
+    """The metrics of one broker, and their endpoint if it is switched on."""
 
     def __init__(self, config: BrokerConfig, network: Network, clock: Clock) -> None:
         self._registry = PreparedRegistry(constant_labels(config))
@@ -145,7 +145,7 @@ class Exporter:
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Where Prometheus may ask, while the endpoint is open."""
+        """The address of the endpoint while it is open."""
         return None if self._server is None else self._server.address
 
     async def start(self) -> None:
@@ -157,12 +157,12 @@ class Exporter:
             await self._server.stop()
 
     def dead_letter(self, group: str, topic: str) -> None:
-        """A message of a topic was given up for a group."""
+        """Count a message that became a dead letter."""
         labels = (group, topic, _flag(is_system_group(group)))
         self.metrics.send_to_dlq.labels(*labels).value += 1
 
     def watch(self, graph: BrokerGraph) -> None:
-        """Read from the parts of the broker from now on; nothing if nobody scrapes."""
+        """Connect the metrics with the parts of the broker, if the endpoint is switched on."""
         if not self.is_on:
             return
         lags = LagReport(
@@ -183,7 +183,7 @@ class Exporter:
 
 
 class _PutCounts:
-    """Counts what producers send, by topic and type."""
+    """Counts messages of producers by topic and message type."""
 
     def __init__(self, metrics: BrokerMetrics, topics: TopicTable) -> None:
         self._metrics = metrics

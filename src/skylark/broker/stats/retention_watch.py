@@ -1,19 +1,19 @@
-"""Warns when files are about to be deleted that hold messages which a group has not consumed yet.
+"""Retention watch: warns before the store deletes messages that a group has not consumed yet.
 
-Retention asks nobody: whoever is too slow loses messages. So once a minute the store is asked up to
-where its log may go *soon* (:meth:`.Retention.expiring_until`): what expires
-in the last quarter of ``fileReservedTime``, six hours at most, or has to make room when the log
-grows by one more file. Usually that is nothing, and nothing else is done. Otherwise the groups in
-use are looked at, and those that have still to read messages from there stand in
-:attr:`RetentionWatch.endangered`, which the metric ``skylark_retention_endangered_messages`` shows,
-and once an hour in the log. Before a file goes that no warning has covered, because the disk filled
-up, its readers are looked at the same way.
+Retention does not wait for consumers: a slow group loses messages. So once a minute the watch asks
+the store which part of the log it may delete *soon*
+(:meth:`~skylark.store.retention.Retention.expiring_until`): what expires in the last quarter of
+``fileReservedTime``, six hours at most, or what must go when the log grows by one more file.
+Usually that is nothing. Otherwise the watch checks the groups in use. Groups with unread messages
+there are listed in :attr:`RetentionWatch.endangered`, which the metric
+``skylark_retention_endangered_messages`` shows, and logged once an hour. If the disk fills up and
+the store deletes a file that no warning has covered, the watch checks its readers first.
 
-A group is in use while it is online, and for a day after it has committed anything: batch jobs and
-Spark queries are not online, they only commit. When it has committed is seen by comparing offsets
-from minute to minute, which costs the path of commits nothing; after a start of the broker all
-groups count as in use. Topics of retries are watched like others. A queue without committed offset
-counts as consumed: nobody knows where the group would begin.
+A group is in use while it is online, and for a day after its last commit: batch jobs and Spark
+queries are not online, they only commit. The watch finds commits by comparing offsets from minute
+to minute, which costs a commit nothing; after a start of the broker all groups count as in use.
+Retry topics are watched like others. A queue without a committed offset counts as consumed: its
+group has no position there yet.
 
 The work is cut into slices, one per turn of the loop, and bounded by :data:`PAIR_COUNT_MAX`.
 """
@@ -38,22 +38,22 @@ from skylark.store.message_store import MessageStore
 log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 60.0
-#: What expires within this time is called soon, and never more than a quarter of all time.
+#: Files that expire within this time (or a quarter of fileReservedTime, if less) expire soon.
 AHEAD_MS_MAX: Final = 6 * 3_600_000
 _HOUR_MS: Final = 3_600_000
 #: For how long a group that is offline is in use after a commit.
 IN_USE_MS: Final = 24 * 3_600_000
-#: How often the log says the same again.
+#: How often the same warning is logged again.
 REPEAT_MS: Final = 3_600_000
 PAIR_COUNT_MAX: Final = 10_000
-#: Pairs of group and topic that are looked at in one slice.
+#: Pairs of group and topic in one slice.
 PAIRS_PER_SLICE: Final = 64
 
 Pair = tuple[str, str]  # group, topic
 
 
 class Endangered(msgspec.Struct, frozen=True):
-    """What a group stands to lose of a topic."""
+    """Messages of a topic that a group may soon lose."""
 
     group: str
     topic: str
@@ -61,14 +61,14 @@ class Endangered(msgspec.Struct, frozen=True):
 
 
 class _Seen(msgspec.Struct):
-    """What a group had committed at the last look, and since when."""
+    """The committed offsets of a group at the last check, and since when."""
 
     offsets: dict[int, int]
     since_ms: int
 
 
 class RetentionWatch:
-    """Looks from ``start`` to ``stop``; see the module."""
+    """Checks once a minute, from ``start`` to ``stop``."""
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class RetentionWatch:
         self._consumers = consumers
         self._clock = clock
         self._seen: dict[Pair, _Seen] = {}
-        self._told: dict[Pair, int] = {}  # when, in milliseconds
-        self._covered_until = 0  # groups that need what lies before this log offset are known
+        self._logged: dict[Pair, int] = {}  # when, in milliseconds
+        self._covered_until = 0  # groups with unread messages before this log offset are known
         self._timer: TimerHandle | None = None
         self._work: Iterator[None] | None = None
-        self.endangered: list[Endangered] = []  #: as of the last look
+        self.endangered: list[Endangered] = []  #: as of the last check
 
     def start(self) -> None:
-        """Begin to look at intervals."""
+        """Begin to check at intervals."""
         self._timer = self._clock.call_later(INTERVAL_S, self._begin)
 
     def stop(self) -> None:
@@ -101,22 +101,22 @@ class RetentionWatch:
         self._work = None
 
     def deleting(self, start: int, end: int, forced: bool) -> None:
-        """A file of the log is about to go (:data:`~skylark.store.retention.OnDelete`)."""
+        """The store will delete a file of the log (:data:`~skylark.store.retention.OnDelete`)."""
         del start, forced
         if end > self._covered_until:
-            for _ in self._look(end):
+            for _ in self._check(end):
                 pass
 
-    # ---- looking ---------------------------------------------------------------------------------
+    # ---- checking --------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self.start()
         if self._work is None:
-            self._work = self._note_commits()
+            self._work = self._record_commits()
             self._step()
 
     def _step(self) -> None:
-        """A slice of the work; the rest follows in later turns."""
+        """Do a slice of the work; the rest follows in later turns."""
         if self._work is None:
             return
         try:
@@ -125,12 +125,12 @@ class RetentionWatch:
             self._work = None
         except StoreError as error:
             self._work = None
-            log.warning("it is not known who needs old messages: %s", error)
+            log.warning("cannot find groups that need old messages: %s", error)
         else:
             self._clock.call_later(0.0, self._step)
 
-    def _note_commits(self) -> Iterator[None]:
-        """Remember who has committed, then look whether anybody is in danger."""
+    def _record_commits(self) -> Iterator[None]:
+        """Record new commits, then check the groups."""
         now_ms = self._clock.now_ms()
         pairs = self._pairs()
         for number, (group, topic) in enumerate(pairs, 1):
@@ -144,15 +144,15 @@ class RetentionWatch:
             del self._seen[gone]
         reserved_ms = self._live.current.store.file_reserved_time * _HOUR_MS
         ahead_ms = min(AHEAD_MS_MAX, reserved_ms // 4)
-        yield from self._look(self._store.retention.expiring_until(ahead_ms))
+        yield from self._check(self._store.retention.expiring_until(ahead_ms))
 
     def _pairs(self) -> list[Pair]:
-        """Everybody who has committed anything, broadcast consumers too."""
+        """Group and topic of all committed offsets, also of broadcast consumers."""
         pairs = islice(self._offsets.pairs(), PAIR_COUNT_MAX)
         return [(group, topic) for topic, group in pairs]
 
-    def _look(self, until: int) -> Iterator[None]:
-        """Who in use has still to read from before the log offset ``until``."""
+    def _check(self, until: int) -> Iterator[None]:
+        """Find groups in use that have messages before the log offset ``until`` to read."""
         endangered = []
         if until > self._store.log.min_offset:
             for number, (group, topic) in enumerate(self._in_use(), 1):
@@ -163,7 +163,7 @@ class RetentionWatch:
                     yield
         self.endangered = endangered
         self._covered_until = until
-        self._tell()
+        self._log_endangered()
 
     def _in_use(self) -> list[Pair]:
         since_ms = self._clock.now_ms() - IN_USE_MS
@@ -185,14 +185,16 @@ class RetentionWatch:
                 count += max(0, _first_from(queue, first, until) - first)
         return count
 
-    def _tell(self) -> None:
+    def _log_endangered(self) -> None:
         now_ms = self._clock.now_ms()
-        self._told = {
-            pair: told_ms for pair, told_ms in self._told.items() if told_ms > now_ms - REPEAT_MS
+        self._logged = {
+            pair: logged_ms
+            for pair, logged_ms in self._logged.items()
+            if logged_ms > now_ms - REPEAT_MS
         }
         for found in self.endangered:
-            if (found.group, found.topic) not in self._told:
-                self._told[found.group, found.topic] = now_ms
+            if (found.group, found.topic) not in self._logged:
+                self._logged[found.group, found.topic] = now_ms
                 log.warning(
                     "retention soon deletes %d messages of %s that group %s has not consumed yet",
                     found.message_count,

@@ -1,9 +1,9 @@
-"""Takes the samples that statistics are made of, and notes the totals of each morning.
+"""Stats sampler: takes the samples of all statistics, and the totals at midnight.
 
-One timer, once a second; statistics themselves are pure. Many meters are sampled bit by bit, a
-part per turn of the loop, so that requests are answered in between.
+It has one timer, once a second; the statistics themselves have no clock. Many meters are sampled in
+parts, one per turn of the loop, so that requests are answered in between.
 
-Windows are timed by the clock that never steps, mornings by the wall clock.
+Windows use :meth:`Clock.steady_ms <skylark.core.clock.Clock.steady_ms>`, midnight the wall clock.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StatsSampler:
             self._timer = None
 
     def rows(self, now_ms: int) -> tuple[dict[str, str], dict[str, str]]:
-        """The rows of request 28 about the store, and about messages of users by day.
+        """The rows of request 28 about the store, and about messages of users per day.
 
         ``now_ms`` is wall time.
         """
@@ -66,8 +66,8 @@ class StatsSampler:
             if late_ms >= 0:
                 self._window_due_ms[window] += (late_ms // interval_ms + 1) * interval_ms
                 self._sample(window, iter(list(self._stats.meters())))
-        self._look_for_morning()
-        # What was missed, while the machine slept, is not made up for.
+        self._check_midnight()
+        # Samples that were missed while the machine slept are not taken later.
         self._due_s = max(self._due_s + SECOND_MS / 1000, self._clock.monotonic())
         self._timer = self._clock.call_at(self._due_s, self._tick)
 
@@ -79,7 +79,7 @@ class StatsSampler:
         elif window == "hour":
             self._stats.expire()
 
-    def _look_for_morning(self) -> None:
+    def _check_midnight(self) -> None:
         now_ms = self._clock.now_ms()
         if now_ms >= self._morning_ms:
             self._totals.morning(self._stats.user_put_count, self._stats.user_get_count)

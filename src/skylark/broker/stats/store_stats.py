@@ -1,11 +1,11 @@
-"""What the store did: totals, rates and times, for administrators (rows of request 28).
+"""Statistics of the store: totals, rates and put times, for administrators (rows of request 28).
 
-Hot code adds to the public counters. Once a second the totals are sampled, and rates over the last
-10 s, 60 s and 600 s come from these samples; a rate is missing until its time has passed. The times
-that puts took are counted by the millisecond and shown of the last full minute.
+Code that runs per message adds to the public counters. Once a second the totals are sampled; rates
+over the last 10 s, 60 s and 600 s come from these samples, and a rate is missing until its time has
+passed. Put times are counted by the millisecond and shown for the last full minute.
 
-Numbers are written as Java writes them, the gaps included: ``"0.5 0.25 "`` is a store that has been
-up for one minute, not yet for ten. Answers to ``StoreStatsService`` and ``BrokerStats``.
+Numbers are formatted as in Java, including the gaps: ``"0.5 0.25 "`` is a store that has been up
+for one minute, but not for ten. Counterpart of Java's ``StoreStatsService`` and ``BrokerStats``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _RATES: Final[tuple[Rate, ...]] = ("put", "found", "missed", "transferred")
 
 
 class StoreStats:
-    """Counters of one store, and what follows from them."""
+    """Counters of one store, and rates made from them."""
 
     def __init__(self, boot_ms: int) -> None:
         """``boot_ms`` is wall time; all other times come from a clock that never steps."""
@@ -79,7 +79,7 @@ class StoreStats:
     # --- counting ---
 
     def put_took(self, ms: int, count: int = 1) -> None:
-        """So many puts were under way for so long each."""
+        """Count puts that took ``ms`` each."""
         self._put_times[ms if ms < PUT_MS_MAX else PUT_MS_MAX] += count
         if ms > self.put_ms_max:
             self.put_ms_max = ms
@@ -89,7 +89,7 @@ class StoreStats:
             self.get_ms_max = ms
 
     def sample(self, now_ms: int) -> None:
-        """Due once a second."""
+        """Sample the totals; call it once a second."""
         totals = (self.put_count, self.found_count, self.missed_count, self.transferred_count)
         self._samples.append((now_ms, totals))
         if self._minute_began_ms is None:
@@ -99,10 +99,10 @@ class StoreStats:
             self._put_times_last = self._put_times
             self._put_times = [0] * (PUT_MS_MAX + 1)
 
-    # --- answers ---
+    # --- reading ---
 
     def tps(self, rate: Rate, seconds: int) -> float | None:
-        """How many per second, over the last ``seconds``; None before so many have passed."""
+        """The rate per second over the last ``seconds``; None before so many have passed."""
         if len(self._samples) <= seconds:
             return None
         column = _RATES.index(rate)
@@ -110,7 +110,7 @@ class StoreStats:
         return (last[column] - first[column]) * 1000 / max(1, last_ms - first_ms)
 
     def put_percentile_ms(self, share: float) -> float:
-        """The time within which this share of the last minute's puts ended."""
+        """The time within which this share of the puts of the last minute ended."""
         counts = [0] * (len(PERCENTILE_ENDS) + 1)
         for ms, count in enumerate(self._put_times_last):
             if count:
@@ -164,7 +164,7 @@ class StoreStats:
 
 
 class DayTotals:
-    """How many messages there were in all by this morning, and by yesterday's."""
+    """Total messages at the last midnight, and at the one before."""
 
     def __init__(self) -> None:
         self.put_yesterday_morning = 0
@@ -173,11 +173,11 @@ class DayTotals:
         self.get_today_morning = 0
 
     def morning(self, put_count: int, get_count: int) -> None:
-        """It is midnight: what was today's morning is yesterday's."""
+        """Take the totals of a midnight."""
         self.put_yesterday_morning, self.put_today_morning = self.put_today_morning, put_count
         self.get_yesterday_morning, self.get_today_morning = self.get_today_morning, get_count
         log.info(
-            "yesterday %d messages were put and %d were got",
+            "messages of yesterday: %d put, %d got",
             self.put_today_morning - self.put_yesterday_morning,
             self.get_today_morning - self.get_yesterday_morning,
         )
@@ -195,7 +195,7 @@ class DayTotals:
 
 
 def next_morning_ms(now_ms: int, zone: datetime.tzinfo | None = None) -> int:
-    """The next midnight after a time, in the zone of this machine unless told otherwise."""
+    """The next midnight after a time, in ``zone`` or that of this machine."""
     today = datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC).astimezone(zone).date()
     midnight = datetime.datetime.combine(
         today + datetime.timedelta(days=1), datetime.time(), tzinfo=zone

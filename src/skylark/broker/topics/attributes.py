@@ -1,13 +1,13 @@
 """Attributes of topics and groups, and the text by which administrators change them.
 
-A change is ``+key=value,-key``: ``+`` adds or replaces, ``-`` removes. In request bodies the same
-stands as a map, ``{"+key": "value", "-key": ""}``. What is stored has plain keys.
+A change is ``+key=value,-key``: ``+`` adds or replaces, ``-`` removes. In request bodies a change
+is a map, ``{"+key": "value", "-key": ""}``. Stored attributes have keys without signs.
 
 ===============  =============================================================  =========
 topics           values (the first is what an absent key means)                 change
 ===============  =============================================================  =========
-queue.type       SimpleCQ, BatchCQ                                              at birth
-cleanup.policy   DELETE, COMPACTION                                             at birth
+queue.type       SimpleCQ, BatchCQ                                              creation
+cleanup.policy   DELETE, COMPACTION                                             creation
 message.type     NORMAL, UNSPECIFIED, FIFO, DELAY, TRANSACTION, PRIORITY,       any time
                  MIXED
 reserve.time     -1 to the largest long (only a tiered store reads it)          any time
@@ -16,7 +16,7 @@ reserve.time     -1 to the largest long (only a tiered store reads it)          
 Groups have ``priority.factor`` (0 to 100, any time). The attributes of lite topics, which 5.5 also
 knows, are refused as unknown: such topics are not supported.
 
-Errors are those of Java, code 1 with its own words. Answers to ``AttributeParser``,
+Errors are those of Java: code 1, with its texts. Counterpart of Java's ``AttributeParser``,
 ``AttributeUtil``, ``TopicAttributes`` and ``SubscriptionGroupAttributes``.
 """
 
@@ -43,7 +43,7 @@ class Attribute(msgspec.Struct, frozen=True, kw_only=True):
     """One attribute: a choice of values, or a range of numbers."""
 
     changeable: bool
-    values: tuple[str, ...] = ()  # in the order of Java's hash sets, for its remark lists them
+    values: tuple[str, ...] = ()  # in the order in which Java's error text lists them
     minimum: int = 0
     maximum: int = 0
 
@@ -96,7 +96,7 @@ def altered(
     current: Mapping[str, str] | None,
     changes: Mapping[str, str],
 ) -> dict[str, str]:
-    """The attributes after the changes; ``current`` is None while their owner is created."""
+    """The attributes after the changes; ``current`` is None when topic or group is new."""
     result = dict(current or {})
     seen: set[str] = set()
     for signed_key, value in changes.items():

@@ -1,23 +1,24 @@
-"""Registration: name servers are told that this broker exists and which topics it has.
+"""Registration: announces this broker and its topics to the name servers.
 
-:mod:`skylark.broker.topics.registration_plan` decides what goes to whom and when; this is the
-runner beside it. It carries out announcements (103, or 217 for single topics with
-``enableSingleTopicRegister``; 322 to ask first), one task per name server, so that a dead or slow
-one delays none of the others, and feeds what happens back into the plan: outcomes, changed topics,
-lost connections, another ``namesrvAddr`` (by request 25). At the end it unregisters (104).
+:mod:`skylark.broker.topics.registration_plan` decides what to send to which name server and when;
+:class:`Registration` sends it. Announcements (103, or 217 for single topics with
+``enableSingleTopicRegister``; 322 to ask first) are one task per name server, so that a dead or
+slow one does not delay the others. The results, changed topics, lost connections and another
+``namesrvAddr`` (by request 25) go back into the plan. A stop unregisters the broker (104).
 
-From the answers come
+The answers contain
 
-* for a slave, where its master is (:attr:`Registration.master`). The first name server of the list
-  that knows a master is believed; while none answers, what was known last stays. A slave without
-  master asks every few seconds who is there (106), and registers as soon as its master does.
+* for a slave, the address of its master (:attr:`Registration.master`), taken from the first name
+  server of the list that knows one; while none answers, the last known address stays. A slave
+  without a master requests the list of brokers every few seconds (106), and registers again as soon
+  as its master is in it;
 * the order configuration of the cluster, which marks topics as ordered.
 
-``compressed`` in the header tells the truth, unlike in Java 5.x, whose name server goes by it and
-therefore cannot read what its broker compresses. A table too large for one frame is sent in parts.
+``compressed`` in the header is true if the body is compressed. In Java 5.x it is not, and its name
+server cannot read what its broker compresses. A table too large for one frame is sent in parts.
 
-A state that lasts is logged once. Answers to ``BrokerOuterAPI`` and to the registering half of
-``BrokerController``.
+A problem that lasts is logged once. Counterpart of Java's ``BrokerOuterAPI`` and of the registering
+half of ``BrokerController``.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ from skylark.wire.headers import route as headers
 
 log = logging.getLogger(__name__)
 
-#: How often connections to name servers, and the list of these, are looked at; no I/O.
-LOOK_MS: Final = 1_000
-#: How often a slave without master asks for one.
-MASTER_LOOK_MS: Final = 3_000
+#: How often connections to name servers, and the setting with their list, are checked; no I/O.
+CHECK_MS: Final = 1_000
+#: How often a slave without a master requests the list of brokers.
+MASTER_CHECK_MS: Final = 3_000
 UNREGISTER_TIMEOUT_S: Final = 3.0
 SINGLE_TOPIC_TIMEOUT_S: Final = 3.0
 #: About 5 MB as JSON, a third of the longest frame that is taken.
@@ -68,7 +69,7 @@ TOPICS_PER_REQUEST_MAX: Final = 20_000
 
 
 class TopicSource(Protocol):
-    """What registration needs of the table of topics."""
+    """The part of the topic table that registration uses."""
 
     @property
     def version(self) -> DataVersion: ...
@@ -79,14 +80,14 @@ class TopicSource(Protocol):
         """These topics or all, with the permissions to be announced and the current version."""
 
     def subscribe(self, listener: Callable[[TopicChange], None]) -> None:
-        """Tell ``listener`` of every change, after it was made."""
+        """Call ``listener`` after every change."""
 
     def apply_order_table(self, table: Mapping[str, str]) -> bool:
         """Mark topics as ordered; whether any was not."""
 
 
 class MasterAddress(msgspec.Struct, frozen=True):
-    """Where a slave finds its master."""
+    """The addresses of the master of a slave."""
 
     addr: str
     ha_addr: str | None = None
@@ -96,7 +97,7 @@ MasterListener = Callable[[MasterAddress | None], None]
 
 
 class Registration:
-    """Keeps one broker registered, from ``start`` to ``stop``."""
+    """Keeps a broker registered, from ``start`` to ``stop``."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class Registration:
         *,
         on_master: MasterListener | None = None,
     ) -> None:
-        """``on_master`` is told when :attr:`master` changes."""
+        """``on_master`` is called when :attr:`master` changes."""
         self.master: MasterAddress | None = None
         self._live = live
         self._topics = topics
@@ -119,11 +120,13 @@ class Registration:
         self._masters: dict[str, MasterAddress | None] = {}  # the last answer of each name server
         self._tasks = Tasks("registration", limit=3 * ADDRESS_COUNT_MAX)
         self._timer: TimerHandle | None = None
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # for so many changes
+        self._waiting: list[
+            tuple[int, asyncio.Future[None]]
+        ] = []  # until so many changes are announced
         self._running = False
-        self._master_look_ms = 0
+        self._master_check_ms = 0
 
-    # --- life ---
+    # --- start and stop ---
 
     async def start(self) -> None:
         """Begin to register; returns before any name server has answered."""
@@ -131,7 +134,9 @@ class Registration:
         self._topics.subscribe(self._topics_changed)
         self._step()
         if not self._plan.states:
-            log.warning("no name server is configured (namesrvAddr): clients find no route to here")
+            log.warning(
+                "no name server is configured (namesrvAddr): clients find no route to this broker"
+            )
 
     async def stop(self) -> None:
         """Unregister from every name server that can be reached; takes 3 s at most."""
@@ -146,10 +151,10 @@ class Registration:
     async def announced(self) -> None:
         """Wait until the name servers know the topics as they are now.
 
-        Those that do not answer are not waited for, beyond their time for one request.
+        Waits no longer than the timeout of one request for name servers that do not answer.
         """
         change_count = self._plan.change_count
-        if self._running and not self._plan.heard_by_all(change_count):
+        if self._running and not self._plan.announced_to_all(change_count):
             waiter = asyncio.get_running_loop().create_future()
             self._waiting.append((change_count, waiter))
             await waiter
@@ -174,41 +179,39 @@ class Registration:
             self._step()
 
     def _step(self) -> None:
-        """Carry out what the plan asks for by now, and wake up when it asks for more."""
+        """Send what is due by the plan, and set the timer for the next announcement."""
         if not self._running:
             return
         now_ms = self._clock.steady_ms()
         self._follow_settings(now_ms)
         for address in self._plan.registered:
             if not self._client.connected(address) and self._plan.connection_lost(address, now_ms):
-                log.info("the connection to name server %s is lost, registering again", address)
+                log.info("lost the connection to name server %s, registering again", address)
         config = self._live.current
         bodies: Callable[[], list[bytes]]
         whole: Callable[[], list[bytes]] | None = None
         # A slave learns from the answer to its registration who its master is now.
         ask_first = not config.force_register and not config.is_slave
         for announcement in self._plan.due(now_ms, ask_first=ask_first):
-            # The content is taken now: its version must not cover changes that are not in it, or
-            # a name server would take these for known when they come. It is encoded when needed.
+            # The content is taken now: with a version that covers later changes, a name server
+            # would ignore these when they come. It is encoded when needed.
             if not announcement.is_whole:
                 bodies = partial(_encode, self._topics.registration(announcement.topics), config)
             else:
                 whole = whole or cache(partial(_encode, self._topics.registration(), config))
                 bodies = whole
-            self._tasks.spawn(
-                self._carry_out(announcement, config, bodies), name=announcement.address
-            )
-        if config.is_slave and self.master is None and now_ms >= self._master_look_ms:
-            self._master_look_ms = now_ms + MASTER_LOOK_MS
+            self._tasks.spawn(self._send(announcement, config, bodies), name=announcement.address)
+        if config.is_slave and self.master is None and now_ms >= self._master_check_ms:
+            self._master_check_ms = now_ms + MASTER_CHECK_MS
             for address in self._plan.registered:
-                self._tasks.spawn(self._look_for_master(address), name=f"master at {address}")
+                self._tasks.spawn(self._check_for_master(address), name=f"master at {address}")
         self._wake_waiting()
         self._arm(now_ms)
 
     def _wake_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for change_count, waiter in waiting:
-            if self._running and not self._plan.heard_by_all(change_count):
+            if self._running and not self._plan.announced_to_all(change_count):
                 self._waiting.append((change_count, waiter))
             elif not waiter.done():
                 waiter.set_result(None)
@@ -217,7 +220,7 @@ class Registration:
         if self._timer is not None:
             self._timer.cancel()
         due_ms = self._plan.next_due_ms()
-        wait_ms = LOOK_MS if due_ms is None else max(0, min(LOOK_MS, due_ms - now_ms))
+        wait_ms = CHECK_MS if due_ms is None else max(0, min(CHECK_MS, due_ms - now_ms))
         self._timer = self._clock.call_later(wait_ms / 1000, self._step)
 
     def _follow_settings(self, now_ms: int) -> None:
@@ -233,7 +236,7 @@ class Registration:
 
     # --- requests ---
 
-    async def _carry_out(
+    async def _send(
         self, announcement: Announcement, config: BrokerConfig, bodies: Callable[[], list[bytes]]
     ) -> None:
         address, topics = announcement.address, announcement.topics
@@ -298,7 +301,7 @@ class Registration:
     async def _is_known(self, address: str, config: BrokerConfig) -> bool:
         """QUERY_DATA_VERSION (322): whether the name server has our version of the table.
 
-        If it cannot say, it is told.
+        False if it does not answer: then the whole table is sent.
         """
         header = headers.QueryDataVersionRequestHeader(
             broker_name=config.broker_name,
@@ -317,14 +320,14 @@ class Registration:
         except SkylarkError:
             return False
 
-    async def _look_for_master(self, address: str) -> None:
-        """GET_BROKER_CLUSTER_INFO (106); how to reach a master is said when we register."""
+    async def _check_for_master(self, address: str) -> None:
+        """GET_BROKER_CLUSTER_INFO (106); register again if the master is in the list."""
         request = Command(code=RequestCode.GET_BROKER_CLUSTER_INFO)
         try:
-            answer = await self._call(address, request, MASTER_LOOK_MS / 1000)
+            answer = await self._call(address, request, MASTER_CHECK_MS / 1000)
             brokers = decode_body(ClusterInfo, answer.body or b"{}").broker_addr_table
         except SkylarkError as error:
-            log.debug("name server %s does not say who is there: %s", address, error)
+            log.debug("name server %s does not send the list of brokers: %s", address, error)
             return
         own = brokers.get(self._live.current.broker_name)
         if own is not None and MASTER_ID in own.broker_addrs and self.master is None:
@@ -343,7 +346,7 @@ class Registration:
         try:
             await self._call(address, request, UNREGISTER_TIMEOUT_S)
         except SkylarkError as error:
-            log.warning("not unregistered from name server %s: %s", address, error)
+            log.warning("cannot unregister from name server %s: %s", address, error)
         else:
             log.info("unregistered from name server %s", address)
 
@@ -358,12 +361,12 @@ class Registration:
             raise broker_error(answer.code, answer.remark or f"code {answer.code}")
         return answer
 
-    # --- what is learnt ---
+    # --- results ---
 
     def _choose_master(self) -> None:
         registered = self._plan.registered
         if not registered:
-            return  # nobody can say: what was known stays
+            return  # no name server answers: keep the last known address
         known = (self._masters.get(address) for address in registered)
         master = next(filter(None, known), None)
         if master != self.master:
@@ -383,7 +386,7 @@ class Registration:
             )
         elif error is not None:
             level = logging.WARNING if changed else logging.DEBUG
-            log.log(level, "not registered with name server %s, trying on: %s", address, error)
+            log.log(level, "cannot register with name server %s, will retry: %s", address, error)
 
 
 def _encode(content: TopicConfigAndMappingSerializeWrapper, config: BrokerConfig) -> list[bytes]:

@@ -1,29 +1,29 @@
-"""What to tell which name server, and when: the pure half of registration.
+"""Registration plan: decides what to announce to which name server, and when; does no I/O.
 
-Name servers know nothing of each other, so a broker tells each of them everything::
+Name servers do not know each other, so a broker announces everything to each of them::
 
     start       the whole table of topics
     10 s        the whole table, then again every period (30 s, kept within 10 and 60 s)
     on change   the topics that were created or changed, alone, at once
 
-The answers of a name server are signs of life in both directions. Rules, each per name server:
+Announcements also are the heartbeats of the broker. Rules, each per name server:
 
-* One announcement at a time, so that none overtakes another. What changes meanwhile is collected
-  and follows in one announcement of its own.
-* Topics are announced alone only to a name server that has taken the whole table and is still
-  connected; any other would refuse them, or take them for the whole.
-* After a failure the whole table is due again soon, after a growing pause. A refusal of single
-  topics (the name server was restarted and knows nothing) is followed by the whole table at once.
-* A name server drops a broker as soon as its connection breaks. So a lost connection makes the
-  whole table due at once; Java would leave the broker without routes until the next period.
-* With ``forceRegister=false`` a periodic announcement is preceded by a question (322), and left out
-  if the name server knows the version. Java asks all and then registers with all or none; here one
-  name server never causes or delays work with another.
+* One announcement at a time, so that none overtakes another. Changes meanwhile are collected and
+  follow in one further announcement.
+* Single topics are announced only to a name server that has the whole table and is still connected;
+  any other would refuse them, or take them for the whole table.
+* After a failure the whole table is announced again after a growing pause. If a name server refuses
+  single topics (it was restarted and is empty), the whole table follows at once.
+* A name server drops a broker as soon as its connection breaks. So the whole table is announced at
+  once after a lost connection; Java would leave the broker without routes until the next period.
+* With ``forceRegister=false`` the broker asks before a periodic announcement (322), and skips it if
+  the name server has the version. Java asks all and then registers with all or none; here one name
+  server never causes or delays announcements to another.
 
-A slave that hears of no master registers again soon (:meth:`RegistrationPlan.seek`): when both
-start together, the slave may be the first, and nobody is told when the other comes.
+A slave that gets no master in the answer registers again soon (:meth:`RegistrationPlan.seek`): when
+both start together, the slave may be the first, and name servers do not notify it of its master.
 
-Times are milliseconds of a clock that never steps.
+Times are those of :meth:`Clock.steady_ms <skylark.core.clock.Clock.steady_ms>`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SEEK_MS: Final = 3_000
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
-    """Instruction: tell one name server, then report how it went (``done``)."""
+    """Instruction: register with one name server, then report the result (``done``)."""
 
     address: str
     topics: tuple[TopicConfig, ...] | None = None  # None: the whole table
@@ -54,13 +54,13 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _NameServer:
-    """What is known of one name server, and what it has yet to hear."""
+    """The state of one name server, and the changes that it does not have yet."""
 
     __slots__ = (
+        "acknowledged_count",
         "failure_count",
-        "heard_count",
         "registered",
-        "telling_count",
+        "sent_count",
         "topics",
         "whole_due_ms",
     )
@@ -70,8 +70,8 @@ class _NameServer:
         self.whole_due_ms = whole_due_ms
         self.topics: dict[str, TopicConfig] = {}
         self.failure_count = 0  # since the last success
-        self.telling_count = 0  # changes that the last announcement covered
-        self.heard_count = -1  # changes that the name server has taken
+        self.sent_count = 0  # changes that the last announcement covered
+        self.acknowledged_count = -1  # changes that the name server has taken
 
 
 class RegistrationPlan:
@@ -83,13 +83,13 @@ class RegistrationPlan:
         self._first_round_ms: int | None = None
         self._servers: dict[str, _NameServer] = {}
         self._in_flight: set[str] = set()  # also of name servers that were dropped meanwhile
-        #: Changes so far; see :meth:`heard_by_all`.
+        #: Changes so far; see :meth:`announced_to_all`.
         self.change_count = 0
 
     # --- events ---
 
     def set_servers(self, addresses: Iterable[str], now_ms: int) -> list[str]:
-        """Follow the setting ``namesrvAddr``; the addresses that are no longer in it."""
+        """Apply the setting ``namesrvAddr``; returns the addresses that are no longer in it."""
         if self._first_round_ms is None:
             self._first_round_ms = now_ms + FIRST_ROUND_MS
         wanted = dict.fromkeys(addresses)
@@ -100,49 +100,49 @@ class RegistrationPlan:
         return gone
 
     def topics_changed(self, topics: Iterable[TopicConfig]) -> None:
-        """These topics were created or changed, and are to be announced alone."""
+        """Announce these topics, which were created or changed, alone."""
         self.change_count += 1
         changed = {topic.topic_name: topic for topic in topics}
         for server in self._servers.values():
             server.topics.update(changed)
 
     def topics_deleted(self, topics: Iterable[str]) -> None:
-        """What has not been announced yet need not be any more."""
+        """Drop deleted topics that have not been announced yet."""
         for topic in topics:
             for server in self._servers.values():
                 server.topics.pop(topic, None)
 
     def all_changed(self, now_ms: int) -> None:
-        """The whole table is to be announced now, for example with other permissions."""
+        """Announce the whole table now, for example with other permissions."""
         self.change_count += 1
         for server in self._servers.values():
             server.whole_due_ms = min(server.whole_due_ms, now_ms)
 
     def connection_lost(self, address: str, now_ms: int) -> bool:
-        """A name server has no connection to us; whether that is news."""
+        """Record that a name server has no connection to us; whether it had one until now."""
         server = self._servers.get(address)
         if server is None or not server.registered or address in self._in_flight:
-            return False  # an announcement under way finds out by itself
+            return False  # an announcement in flight will fail
         server.registered = False
         server.whole_due_ms = now_ms
-        server.heard_count = -1
+        server.acknowledged_count = -1
         return True
 
     def seek(self, address: str, now_ms: int) -> None:
-        """The answer of a name server lacks something that will come: the master of a slave."""
+        """Announce again soon: the answer of a name server did not have the master of a slave."""
         server = self._servers.get(address)
         if server is not None:
             server.whole_due_ms = min(server.whole_due_ms, now_ms + SEEK_MS)
 
     def done(self, announcement: Announcement, now_ms: int, *, succeeded: bool) -> bool:
-        """How an announcement ended; whether this changes what we know of the name server."""
+        """Record the end of an announcement; whether the state of the name server changed."""
         self._in_flight.discard(announcement.address)
         server = self._servers.get(announcement.address)
         if server is None:
             return False
         if succeeded:
             server.failure_count = 0
-            server.heard_count = server.telling_count
+            server.acknowledged_count = server.sent_count
         else:
             server.failure_count += 1
             pause_ms = min(RETRY_MS_MOST, RETRY_MS_FIRST << min(server.failure_count - 1, 16))
@@ -153,16 +153,16 @@ class RegistrationPlan:
         server.registered = succeeded
         return changed
 
-    # --- what follows ---
+    # --- announcements ---
 
     def due(self, now_ms: int, *, ask_first: bool = False) -> list[Announcement]:
-        """The announcements to make now; each stays under way until it is reported done."""
+        """The announcements to send now; each is in flight until :meth:`done`."""
         announcements = []
         for address, server in self._servers.items():
             if address in self._in_flight:
                 continue
             if server.whole_due_ms <= now_ms:
-                # Who has no connection, or was told of a change only in part, is not asked.
+                # Ask only a registered name server that lacks no single topic.
                 asks = ask_first and server.registered is True and not server.topics
                 announcements.append(Announcement(address=address, ask_first=asks))
                 server.whole_due_ms = self._round_after(now_ms)
@@ -172,12 +172,12 @@ class RegistrationPlan:
             else:
                 continue
             server.topics.clear()
-            server.telling_count = self.change_count
+            server.sent_count = self.change_count
             self._in_flight.add(address)
         return announcements
 
     def next_due_ms(self) -> int | None:
-        """When :meth:`due` will next have something without a further event."""
+        """When :meth:`due` will next return something without a further event."""
         return min(
             (
                 server.whole_due_ms
@@ -194,12 +194,12 @@ class RegistrationPlan:
             return self._first_round_ms
         return self._first_round_ms + (late_ms // self._period_ms + 1) * self._period_ms
 
-    # --- looking ---
+    # --- reading ---
 
-    def heard_by_all(self, change_count: int) -> bool:
-        """Whether so many changes have reached all name servers, as far as these answer."""
+    def announced_to_all(self, change_count: int) -> bool:
+        """Whether so many changes have reached all name servers that answer."""
         return all(
-            server.failure_count > 0 or server.heard_count >= change_count
+            server.failure_count > 0 or server.acknowledged_count >= change_count
             for server in self._servers.values()
         )
 

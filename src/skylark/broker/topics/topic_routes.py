@@ -1,14 +1,14 @@
-"""Which queues a topic has on all brokers, as the name servers say.
+"""Topic routes: the queues of a topic on all brokers, fetched from the name servers and cached.
 
-Only the assignment of queues to clients (400) needs it. A topic is asked for when somebody needs
-it and what is known of it is older than ``loadBalancePollNameServerInterval`` (30 s); whoever needs
-it meanwhile waits for the same answer. Nothing is asked while nobody needs anything.
+Only the assignment of queues to clients (400) needs them. A route is fetched when it is needed and
+the cached one is older than ``loadBalancePollNameServerInterval`` (30 s); requests that need it
+meanwhile wait for the same answer.
 
-If no name server answers, what was known stays. If they say that the topic has no route, it is
-forgotten, but a retry topic stays: it may be on its way there. A topic that is not known is asked
-for again after :data:`RETRY_S`. A broker without name servers knows its own queues only.
+If no name server answers, the cached route stays. If the topic has no route, the cached one is
+dropped, except that of a retry topic, which may not be registered yet. An unknown topic is fetched
+again after :data:`RETRY_S`. A broker without name servers knows its own queues only.
 
-Answers to Java's ``TopicRouteInfoManager``.
+Counterpart of Java's ``TopicRouteInfoManager``.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 CALL_TIMEOUT_S: Final = 3.0
 RETRY_S: Final = 1.0
 TOPIC_COUNT_MAX: Final = 10_000
-#: Queues of one topic on one broker that are believed.
+#: Most queues of one topic on one broker; a route with more is cut.
 QUEUE_COUNT_MAX: Final = 65_536
 
 
-class _Known:
-    """One topic; the queues are None while nobody knows them."""
+class _CachedRoute:
+    """The route of one topic; the queues are None while they are unknown."""
 
     def __init__(self) -> None:
         self.queues: list[MessageQueue] | None = None
@@ -50,7 +50,7 @@ class _Known:
 
 
 class TopicRoutes:
-    """Asks the name servers, and remembers."""
+    """Fetches routes from the name servers and caches them."""
 
     def __init__(
         self, live: LiveSettings, topics: TopicTable, client: RemotingClient, clock: TimeSource
@@ -59,24 +59,24 @@ class TopicRoutes:
         self._topics = topics
         self._client = client
         self._clock = clock
-        self._known: dict[str, _Known] = {}
+        self._cache: dict[str, _CachedRoute] = {}
 
     async def read_queues(self, topic: str) -> list[MessageQueue] | None:
-        """The queues that can be read, sorted; None if the topic is not known."""
+        """The readable queues, sorted; None if the topic is unknown."""
         addresses = [str(address) for address in self._live.current.namesrv_addresses]
         if not addresses:
             return self._own_queues(topic)
-        known = self._known.get(topic)
-        if known is None:
-            if len(self._known) >= TOPIC_COUNT_MAX:
-                del self._known[next(iter(self._known))]
-            known = self._known[topic] = _Known()
-        async with known.turn:
-            if self._clock.monotonic() >= known.due_at:
-                await self._refresh(topic, known, addresses)
-        return known.queues
+        cached = self._cache.get(topic)
+        if cached is None:
+            if len(self._cache) >= TOPIC_COUNT_MAX:
+                del self._cache[next(iter(self._cache))]
+            cached = self._cache[topic] = _CachedRoute()
+        async with cached.turn:
+            if self._clock.monotonic() >= cached.due_at:
+                await self._refresh(topic, cached, addresses)
+        return cached.queues
 
-    async def _refresh(self, topic: str, known: _Known, addresses: list[str]) -> None:
+    async def _refresh(self, topic: str, cached: _CachedRoute, addresses: list[str]) -> None:
         header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
         interval_s = self._live.current.load_balance_poll_name_server_interval / 1000
         for address in addresses:
@@ -85,17 +85,22 @@ class TopicRoutes:
                 answer = await self._client.call(address, request, CALL_TIMEOUT_S)
                 if answer.code == ResponseCode.SUCCESS:
                     route = decode_body(TopicRouteData, answer.body or b"")
-                    known.queues = _read_queues(topic, route.queue_datas)
-                    known.due_at = self._clock.monotonic() + interval_s
+                    cached.queues = _read_queues(topic, route.queue_datas)
+                    cached.due_at = self._clock.monotonic() + interval_s
                     return
             except (TransportError, RemoteProtocolError) as error:
-                log.warning("name server %s gives no route of %s: %s", address, topic, error)
+                log.warning(
+                    "cannot fetch the route of topic %s from name server %s: %s",
+                    topic,
+                    address,
+                    error,
+                )
                 continue
             if answer.code == ResponseCode.TOPIC_NOT_EXIST:
                 if not is_retry_topic(topic):
-                    known.queues = None
+                    cached.queues = None
                 break
-        known.due_at = self._clock.monotonic() + RETRY_S
+        cached.due_at = self._clock.monotonic() + RETRY_S
 
     def _own_queues(self, topic: str) -> list[MessageQueue] | None:
         config = self._topics.get(topic)

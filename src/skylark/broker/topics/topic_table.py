@@ -1,25 +1,24 @@
-"""The topics of this broker: how they come to be, change and go.
+"""Topic table: the topics of this broker and their configuration.
 
 A topic is a :class:`TopicConfig`; the objects in the table are never changed, only replaced, so a
 caller may keep one for as long as it handles a request.
 
-**Created at start**: the system topics (:func:`system_topics`). What a file holds about them wins.
+**Created at start**: the system topics (:func:`system_topics`), unless the file has them.
 
-**Created by use.** A send names the topic by which an unknown one is to be made, normally TBW102:
-if that exists and can be inherited from, the new topic gets its permissions and as many queues as
-the client asks for, but not more than it has. Retry and dead-letter topics are made by whoever
-needs them.
+**Created by use.** A send names the topic from which an unknown one inherits, normally TBW102: if
+that exists and allows it, the new topic gets its permissions and as many queues as the client asks
+for, but not more than it has. Retry and dead-letter topics are created when they are needed.
 
-**Changed by administrators** (17, 18, 215). A change that asks for what is there already is none.
-The comparison is made with the attributes *as asked for*, that is with their signs, so a change
-that names an attribute always counts, and so does one that names none for a topic that has some.
+**Changed by administrators** (17, 18, 215). A request that equals the table changes nothing. The
+comparison uses the attributes *of the request*, that is with their signs, so a request that names
+an attribute always is a change, and so is one that names none for a topic that has some.
 
 **Version.** Every change raises the version of the table by one; a request for several topics
-raises it by as many. Listeners are told after each: the table must be written to disk, and most
-changes are registered with the name servers at once, the changed topics alone. Java does not do
-the latter for deleted topics and for a changed order flag; these wait for the next registration.
+raises it by as many. Then the listeners are called: one writes the table to disk, one registers the
+changed topics with the name servers at once. As in Java, deleted topics and changed order flags
+wait for the next registration.
 
-The table is bounded by ``topicCountMax``. Answers to Java's ``TopicConfigManager``.
+The table is bounded by ``topicCountMax``. Counterpart of Java's ``TopicConfigManager``.
 """
 
 from __future__ import annotations
@@ -52,16 +51,16 @@ from skylark.wire.codes import Perm, TopicSysFlag
 log = logging.getLogger(__name__)
 
 READ_WRITE: Final = Perm.READ | Perm.WRITE
-#: Queues of one topic; Java has no limit, and answers of some requests grow with them.
+#: Most queues of a topic. Java has no limit, but some answers grow with them.
 QUEUE_COUNT_MAX: Final = 65_536
 SCHEDULE_QUEUE_COUNT: Final = 18
 _QUEUE_DIGITS_MAX: Final = 9
 
 
 class TopicChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What listeners are told after the table has changed."""
+    """A change of the table, for listeners."""
 
-    register: tuple[TopicConfig, ...] = ()  # with the name servers, at once
+    register: tuple[TopicConfig, ...] = ()  # to register with the name servers at once
     deleted: tuple[str, ...] = ()
 
 
@@ -86,7 +85,7 @@ class TopicTable:
         """Call ``listener`` after every change."""
         self._listeners.append(listener)
 
-    # --- looking ---
+    # --- reading ---
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -101,7 +100,7 @@ class TopicTable:
         return self._topics.get(topic)
 
     def has_queue(self, topic: str, queue_id: str) -> bool:
-        """Whether a topic has this queue, for readers or for writers; the id is somebody's text."""
+        """Whether a topic has this queue, for reads or writes; the id is text from a request."""
         config = self._topics.get(topic)
         if config is None or not queue_id.isdecimal() or len(queue_id) > _QUEUE_DIGITS_MAX:
             return False
@@ -124,10 +123,9 @@ class TopicTable:
     def create_on_send(
         self, topic: str, *, default_topic: str, queue_count: int, unit_mode: bool = False
     ) -> TopicConfig | None:
-        """The topic of a send, created if need be and allowed; None: it does not exist.
+        """The topic of a send, created if unknown and settings allow; None: it does not exist.
 
-        The name must have been checked. ``default_topic`` and ``queue_count`` are the client's
-        wishes.
+        The caller has checked the name. ``default_topic`` and ``queue_count`` come from the client.
         """
         if (found := self._topics.get(topic)) is not None:
             return found
@@ -148,7 +146,7 @@ class TopicTable:
         sys_flag: int = 0,
         order: bool = False,
     ) -> TopicConfig | None:
-        """A retry, dead-letter or internal topic, created if need be; None at the limit.
+        """A retry, dead-letter or internal topic, created if it is unknown; None at the limit.
 
         An existing topic stays as it is, except that ``order`` is corrected.
         """
@@ -170,13 +168,17 @@ class TopicTable:
     ) -> TopicConfig | None:
         default = self._topics.get(default_topic)
         if default is None:
-            log.warning("topic %s not created: no topic %s to inherit from", topic, default_topic)
+            log.warning(
+                "cannot create topic %s: there is no topic %s to inherit from", topic, default_topic
+            )
             return None
         perm = default.perm
         if default_topic == names.AUTO_CREATE_TOPIC and not self._config.auto_create_topic_enable:
-            perm = READ_WRITE  # it may have come from a file, written while this was on
+            perm = READ_WRITE  # the file may be from a time when this was on
         if not perm & Perm.INHERIT:
-            log.warning("topic %s not created: %s is not to be inherited", topic, default_topic)
+            log.warning(
+                "cannot create topic %s: %s does not allow to inherit", topic, default_topic
+            )
             return None
         queue_count = max(0, min(queue_count, default.write_queue_nums))
         return TopicConfig(
@@ -190,9 +192,9 @@ class TopicTable:
 
     def _create(self, config: TopicConfig) -> TopicConfig | None:
         if len(self._topics) >= self._config.topic_count_max:
-            log.warning("topic %s not created: %s", config.topic_name, self._limit_text)
+            log.warning("cannot create topic %s: %s", config.topic_name, self._limit_text)
             return None
-        log.info("topic created: %s", describe(config))
+        log.info("created topic: %s", describe(config))
         self._put([config], register=True)
         return config
 
@@ -204,9 +206,9 @@ class TopicTable:
     # --- changed by administrators and name servers ---
 
     def update(self, requested: TopicConfig, attributes: str | None = None) -> bool:
-        """UPDATE_AND_CREATE_TOPIC (17): create the topic or replace it; whether that was needed.
+        """UPDATE_AND_CREATE_TOPIC (17): create or replace the topic; whether anything changed.
 
-        Changes of attributes come as text, or with signed keys in ``requested``.
+        Changes of attributes are given as text, or as signed keys in ``requested``.
         """
         self._check_name(requested.topic_name)
         if attributes is not None:
@@ -232,10 +234,10 @@ class TopicTable:
         return bool(requested)
 
     def delete(self, topic: str, groups: Iterable[str]) -> list[str]:
-        """DELETE_TOPIC_IN_BROKER (215): the topics that are gone, whose data must go, too.
+        """DELETE_TOPIC_IN_BROKER (215); returns the deleted topics, whose data the caller deletes.
 
-        ``groups`` are those that have offsets for the topic: their POP retry topics for it go
-        with it. The topic itself is returned even if it is unknown.
+        ``groups`` are those that have offsets for the topic: their POP retry topics for it are
+        deleted as well. The topic itself is returned even if it is unknown.
         """
         if not topic.strip():
             raise InvalidParameterError("The specified topic is blank.")
@@ -247,7 +249,7 @@ class TopicTable:
                 gone += [name for name in retries if name in self._topics]
         for name in gone:
             if self._topics.pop(name, None) is not None:
-                log.info("topic deleted: %s", name)
+                log.info("deleted topic %s", name)
                 self._changed(1, TopicChange(deleted=(name,)))
         return gone
 
@@ -256,7 +258,7 @@ class TopicTable:
         listed = [self._topics[topic] for topic in table if topic in self._topics]
         changed = [msgspec.structs.replace(t, order=True) for t in listed if not t.order]
         if changed:
-            log.info("topics ordered from now on: %s", ", ".join(t.topic_name for t in changed))
+            log.info("marked topics as ordered: %s", ", ".join(t.topic_name for t in changed))
             self._put(changed, register=False)
         return bool(changed)
 
@@ -276,7 +278,7 @@ class TopicTable:
         if len(self._topics.keys() | staged.keys()) > self._config.topic_count_max:
             raise BrokerError(f"too many topics: {self._limit_text}")
         for config in staged.values():
-            log.info("topic set: %s", describe(config))
+            log.info("set topic: %s", describe(config))
         self._put(staged.values(), register=True, steps=len(requested))
 
     def _check_name(self, topic: str) -> None:
@@ -308,7 +310,7 @@ class TopicTable:
     def registration(
         self, topics: Iterable[TopicConfig] | None = None
     ) -> TopicConfigAndMappingSerializeWrapper:
-        """What is registered (103): these topics or all, as far as the broker permits."""
+        """The body of a registration (103): these topics or all, limited to brokerPermission."""
         allowed = self._config.broker_permission
         registered = self._topics.values() if topics is None else topics
         if allowed & READ_WRITE != READ_WRITE:
@@ -342,14 +344,14 @@ class TopicTable:
         )
 
     def load(self, table: config_tables.TopicTable) -> None:
-        """Take over ``topics.json``; system topics that it lacks stay."""
+        """Load ``topics.json``; system topics that it lacks stay."""
         self._topics.update(table.topic_config_table)
         self.has_file = bool(table.topic_config_table)
         if table.data_version != DataVersion():
             self.version = table.data_version
 
     def copy_from(self, table: Mapping[str, TopicConfig], version: DataVersion) -> TopicChange:
-        """Take over the topics of a master, and its version; own system topics stay."""
+        """Copy the topics of a master, and its version; own system topics stay."""
         gone = [name for name in self._topics if name not in table and not self.is_system(name)]
         changed = [config for name, config in table.items() if self._topics.get(name) != config]
         for name in gone:
@@ -357,7 +359,7 @@ class TopicTable:
         self._topics.update((config.topic_name, config) for config in changed)
         self.version = version
         change = TopicChange(register=tuple(changed), deleted=tuple(gone))
-        self._tell(change)
+        self._notify(change)
         return change
 
     # --- inside ---
@@ -377,15 +379,15 @@ class TopicTable:
     def _changed(self, steps: int, change: TopicChange) -> None:
         for _ in range(steps):
             self.version = self.version.next(self._clock.now_ms())
-        self._tell(change)
+        self._notify(change)
 
-    def _tell(self, change: TopicChange) -> None:
+    def _notify(self, change: TopicChange) -> None:
         for listener in self._listeners:
             listener(change)
 
 
 def system_topics(config: BrokerConfig) -> list[TopicConfig]:
-    """The topics that a broker with these settings makes at start."""
+    """The topics that a broker with these settings creates at start."""
     cluster, broker = config.broker_cluster_name, config.broker_name
     open_perm = READ_WRITE | Perm.INHERIT
     topics = [
@@ -414,7 +416,7 @@ def system_topics(config: BrokerConfig) -> list[TopicConfig]:
 
 
 def describe(config: TopicConfig) -> str:
-    """The topic in Java's words, which stand in remarks."""
+    """The topic in the form of Java's ``toString``, which remarks contain."""
     letters = ((Perm.READ, "R"), (Perm.WRITE, "W"), (Perm.INHERIT, "X"))
     perm = "".join(letter if config.perm & bit else "-" for bit, letter in letters)
     attributes = ", ".join(f"{key}={value}" for key, value in config.attributes.items())

@@ -288,12 +288,12 @@ async def test_a_full_disk_keeps_the_order(
         assert bodies(world) == [b"0", b"1", b"2"]
     lines = [line for line in caplog.messages if line.startswith("delay level 1 ")]
     assert lines == [
-        "delay level 1 has to wait: SERVICE_NOT_AVAILABLE",
-        "delay level 1 is delivered again",
+        "delay level 1 cannot store a message: SERVICE_NOT_AVAILABLE",
+        "delay level 1 delivers again",
     ]
 
 
-async def test_an_unexpected_error_rests_its_level(
+async def test_an_unexpected_error_pauses_its_level(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with stored(tmp_path) as world:
@@ -313,24 +313,24 @@ async def test_an_unexpected_error_rests_its_level(
         assert bodies(world) == [b"other"]
         await world.clock.advance(0.001)
         assert bodies(world) == [b"other", b"a", b"b"]
-    assert "delay level 1 rests for a while" in caplog.messages
+    assert "delay level 1 failed and pauses" in caplog.messages
 
 
 @pytest.mark.parametrize(
     ("properties", "reason"),
     [
-        ("", "it does not say where it belongs"),
-        ("REAL_TOPIC\x01T\x02", "it does not say where it belongs"),
-        ("REAL_TOPIC\x01T\x02REAL_QID\x01-1\x02", "it belongs to a queue that cannot be"),
-        ("REAL_TOPIC\x01T\x02REAL_QID\x019999999999\x02", "it belongs to a queue that cannot be"),
+        ("", "it has no destination"),
+        ("REAL_TOPIC\x01T\x02", "it has no destination"),
+        ("REAL_TOPIC\x01T\x02REAL_QID\x01-1\x02", "its destination queue is invalid"),
+        ("REAL_TOPIC\x01T\x02REAL_QID\x019999999999\x02", "its destination queue is invalid"),
         ("REAL_TOPIC\x01RMQ_SYS_TRANS_HALF_TOPIC\x02REAL_QID\x010\x02", "it is a half message"),
         (
             "REAL_TOPIC\x01SCHEDULE_TOPIC_XXXX\x02REAL_QID\x010\x02",
-            "it belongs to SCHEDULE_TOPIC_XXXX, to which nobody may send",
+            "its destination SCHEDULE_TOPIC_XXXX is not allowed",
         ),
     ],
 )
-async def test_what_cannot_be_delivered_is_passed_over(
+async def test_what_cannot_be_delivered_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, properties: str, reason: str
 ) -> None:
     async with stored(tmp_path) as world:
@@ -340,7 +340,7 @@ async def test_what_cannot_be_delivered_is_passed_over(
         await world.clock.advance(1)
         assert bodies(world) == [b"good"]
         assert world.graph.schedule.skipped_count == 1
-        line = f"message 0 of delay level 1, at {at} of the log, is not delivered: {reason}"
+        line = f"skipped message 0 of delay level 1, at log offset {at}: {reason}"
         assert line in caplog.messages
 
 

@@ -150,11 +150,11 @@ def test_queues_of_levels_that_are_gone_are_kept() -> None:
 
 def test_so_many_deliveries_make_a_new_version() -> None:
     levels = DelayLevels([1000], NOW)
-    levels.note_progress(199, 200, NOW + 1)
+    levels.count_progress(199, 200, NOW + 1)
     assert levels.version.counter == 0
-    levels.note_progress(1, 200, NOW + 2)
+    levels.count_progress(1, 200, NOW + 2)
     assert (levels.version.counter, levels.version.timestamp) == (1, NOW + 2)
-    levels.note_progress(0, 200, NOW + 3)
+    levels.count_progress(0, 200, NOW + 3)
     assert levels.version.counter == 1
 
 

@@ -134,7 +134,7 @@ def test_groups_of_one_connection_are_limited(
     assert not table.heartbeat("r", a, 1)
     assert table.heartbeat("p", a, 1), "what is registered stays so"
     assert caplog.messages == [
-        "a at 10.0.0.1:1: too many producer groups or too long names, some are left out"
+        "a at 10.0.0.1:1: skipped producer groups, too many or too long names"
     ]
     assert table.connection_list("r") is None
     assert table.heartbeat("r", channel("b", 2), 0)

@@ -102,7 +102,7 @@ def test_beyond_the_limit_nothing_is_granted(caplog: pytest.LogCaptureFixture) -
     assert locks.lock("g", "A", [Q0, Q1, Q2], 1) == [Q0, Q1], "renewing needs no room"
     assert locks.lock("h", "B", [Q0], 2) == []
     assert len(caplog.messages) == 3
-    assert caplog.messages[2] == "group h: no room for 1 locks of B"
+    assert caplog.messages[2] == "group h: refused 1 locks of B, the table is full"
     assert locks.lock("h", "B", [Q0], 2 + LOCK_EXPIRED_MS) == [Q0], "expired ones made room"
     assert len(locks) == 1
 

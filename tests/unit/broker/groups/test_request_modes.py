@@ -53,7 +53,7 @@ def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     modes = RequestModes()
     modes.set(mode("T", "g"))
     modes.set(mode("U", "g"))
-    with pytest.raises(BrokerError, match="2 groups have a mode"):
+    with pytest.raises(BrokerError, match="2 groups have a request mode"):
         modes.set(mode("V", "g"))
     modes.set(mode("T", "g"))
     assert sorted(modes.dump().message_request_mode_map) == ["T", "U"]

@@ -8,7 +8,7 @@ import pytest
 
 from skylark.broker.groups.subscription_lint import (
     CLIENTS_SHOWN_MAX,
-    STATES_SAID_MAX,
+    STATES_LOGGED_MAX,
     SubscriptionLint,
 )
 from skylark.wire.bodies.heartbeat import SubscriptionData
@@ -110,11 +110,11 @@ def test_said_once_per_state_with_both_sides(caplog: pytest.LogCaptureFixture) -
 def test_memory_of_what_was_said_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     lint = SubscriptionLint("g")
     lint.update(1, "c1", [tags("A", "a")])
-    for number in range(STATES_SAID_MAX + 1):
+    for number in range(STATES_LOGGED_MAX + 1):
         lint.update(2, "c2", [tags("A", f"t{number}")])
-    assert len(caplog.messages) == STATES_SAID_MAX + 1
+    assert len(caplog.messages) == STATES_LOGGED_MAX + 1
     lint.update(2, "c2", [tags("A", "t5")])
-    assert len(caplog.messages) == STATES_SAID_MAX + 2, "forgotten meanwhile, so said again"
+    assert len(caplog.messages) == STATES_LOGGED_MAX + 2, "dropped meanwhile, so logged again"
 
 
 def test_long_expressions_and_many_topics_are_cut_in_the_log(

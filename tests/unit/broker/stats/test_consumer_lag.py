@@ -99,7 +99,7 @@ async def test_a_disk_that_fails_hides_one_lag_and_not_the_others(
 
     monkeypatch.setattr(reader, "store_time", store_time)
     assert list(lags(world)) == [("g", "U")]
-    assert "the lag of g on T is not known: cannot be read" in caplog.text
+    assert "cannot work out the lag of group g on topic T: cannot be read" in caplog.text
 
 
 async def test_system_topics_and_groups_are_marked(world: Stored) -> None:

@@ -15,7 +15,6 @@ from skylark.broker.stats.metrics import (
     ROWS,
     STORAGE_LABELS,
     BrokerMetrics,
-    GetMetrics,
     PutMetrics,
     constant_labels,
     watch_protection,
@@ -106,11 +105,10 @@ def test_only_what_is_in_the_table_can_be_watched(metrics: BrokerMetrics) -> Non
             metrics.watch(name, lambda: 1)
 
 
-def test_puts_and_gets(metrics: BrokerMetrics) -> None:
+def test_puts_are_counted_by_topic_and_type(metrics: BrokerMetrics) -> None:
     put = PutMetrics(metrics, "T", "normal", is_system=False)
     put.add(1, 300)
     put.add(10, 50_000)  # a batch
-    GetMetrics(metrics, "T", "g", is_system=True).add(11, 50_300)
     labels = 'topic="T",message_type="normal",is_system="false"'
     assert samples(metrics, "rocketmq_messages_in_total") == [
         f"rocketmq_messages_in_total{{{labels}}} 11"
@@ -121,10 +119,6 @@ def test_puts_and_gets(metrics: BrokerMetrics) -> None:
     sizes = samples(metrics, "rocketmq_message_size")
     assert sizes[0] == f'rocketmq_message_size_bucket{{{labels},le="1024"}} 1'
     assert sizes[2] == f'rocketmq_message_size_bucket{{{labels},le="524288"}} 2'
-    assert samples(metrics, "rocketmq_messages_out_total") == [
-        'rocketmq_messages_out_total{topic="T",consumer_group="g",is_system="true"} 11'
-    ]
-    assert samples(metrics, "rocketmq_throughput_out_total")[0].endswith(" 50300")
 
 
 def test_the_lag_of_the_loop_is_a_metric(metrics: BrokerMetrics) -> None:

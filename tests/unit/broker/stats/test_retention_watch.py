@@ -110,7 +110,7 @@ async def test_long_work_is_cut_into_slices(world: Stored, monkeypatch: pytest.M
         world.graph.offsets.commit(f"g{number}", "T", 0, 0)
     monkeypatch.setattr(retention_watch, "PAIRS_PER_SLICE", 3)
     watch = world.graph.retention_watch
-    work = watch._look(FILE_SIZE)
+    work = watch._check(FILE_SIZE)
     assert sum(1 for _ in work) == 3
     assert len(watch.endangered) == 10
 

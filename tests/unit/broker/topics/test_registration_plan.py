@@ -179,28 +179,28 @@ def test_without_force_a_name_server_is_asked_first_unless_it_cannot_know() -> N
 def test_a_change_is_known_when_everybody_who_answers_has_heard_of_it() -> None:
     plan = RegistrationPlan(period_ms=30_000)
     plan.set_servers([A, B], START)
-    assert not plan.heard_by_all(0)
+    assert not plan.announced_to_all(0)
     plan.due(START)
     plan.done(whole(A), START, succeeded=True)
-    assert not plan.heard_by_all(0)
+    assert not plan.announced_to_all(0)
     plan.done(whole(B), START, succeeded=False)
-    assert plan.heard_by_all(0)  # B does not answer
+    assert plan.announced_to_all(0)  # B does not answer
     plan.topics_changed([topic("T")])
-    assert not plan.heard_by_all(plan.change_count)
+    assert not plan.announced_to_all(plan.change_count)
     plan.due(START + 1)
     plan.topics_changed([topic("U")])  # too late for what is under way
     plan.done(part(A, "T"), START + 2, succeeded=True)
-    assert plan.heard_by_all(1)
-    assert not plan.heard_by_all(2)
+    assert plan.announced_to_all(1)
+    assert not plan.announced_to_all(2)
     plan.due(START + 2)
     plan.done(part(A, "U"), START + 3, succeeded=True)
-    assert plan.heard_by_all(2)
+    assert plan.announced_to_all(2)
     plan.connection_lost(A, START + 4)
-    assert not plan.heard_by_all(2)  # it has forgotten everything
+    assert not plan.announced_to_all(2)  # it has forgotten everything
     plan.all_changed(START + 4)
     plan.due(START + 4)
     plan.done(whole(A), START + 5, succeeded=True)
-    assert plan.heard_by_all(plan.change_count)
+    assert plan.announced_to_all(plan.change_count)
 
 
 def test_what_an_answer_lacks_is_sought_soon_and_no_later_than_the_next_round() -> None:
