@@ -60,7 +60,7 @@ SETTINGS_PATH: Final = "/broker.conf"
 
 
 class World:
-    """The broker and whoever talks to it."""
+    """A broker on a memory network, and its clients."""
 
     def __init__(
         self,

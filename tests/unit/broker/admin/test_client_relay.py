@@ -51,7 +51,7 @@ async def test_a_recorded_question_and_its_answer(world: Stored) -> None:
     await member.leave()
 
 
-async def test_the_answer_of_a_client_is_passed_on_whatever_it_is(world: Stored) -> None:
+async def test_any_answer_of_a_client_is_forwarded(world: Stored) -> None:
     member = Member(world, "c1", answering(b"", code=1, remark="The Consumer Group <g> not exist"))
     await member.join("g", "T")
     answer = await world.call(RUNNING_INFO, to("c1"))
@@ -74,7 +74,7 @@ async def test_a_client_that_is_too_old(world: Stored) -> None:
     await member.leave()
 
 
-async def test_a_client_that_does_not_answer_in_time_holds_up_nobody(world: Stored) -> None:
+async def test_a_client_that_does_not_answer_in_time_delays_no_other_request(world: Stored) -> None:
     member = Member(world, "c1", silent)
     await member.join("g", "T")
     asked = asyncio.create_task(world.call(RUNNING_INFO, to("c1")))
@@ -157,7 +157,7 @@ async def statuses(world: Stored, **changes: str) -> dict[str, list[int]]:
     return {client_id: list(offsets.values()) for client_id, offsets in table.items()}
 
 
-async def test_all_members_say_where_they_are(world: Stored) -> None:
+async def test_all_members_report_their_offsets(world: Stored) -> None:
     members = [Member(world, "c1", answering(at(3))), Member(world, "c2", answering(at(8)))]
     for member in members:
         await member.join("g", "T")
@@ -170,7 +170,7 @@ async def test_all_members_say_where_they_are(world: Stored) -> None:
         await member.leave()
 
 
-async def test_members_that_say_nothing_useful_are_left_out(world: Stored) -> None:
+async def test_members_with_useless_answers_are_left_out(world: Stored) -> None:
     def refusing(question: Command) -> Command:
         return response_to(question, 1, "no")
 
@@ -187,7 +187,7 @@ async def test_members_that_say_nothing_useful_are_left_out(world: Stored) -> No
         await member.leave()
 
 
-async def test_nobody_to_ask(world: Stored) -> None:
+async def test_a_group_without_members(world: Stored) -> None:
     answer = await world.call(STATUS, {"topic": "T", "group": "g"})
     assert (answer.code, answer.remark) == (
         1,

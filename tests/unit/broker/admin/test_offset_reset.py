@@ -147,7 +147,7 @@ async def test_an_answered_reset_survives_a_crash(world: Stored, tmp_path: Path)
 
 
 @pytest.mark.spec("remoting.10.23")
-async def test_members_are_told_in_a_form_that_can_be_split(old_world: Stored) -> None:
+async def test_members_get_the_offsets_in_a_form_that_can_be_split(old_world: Stored) -> None:
     world = old_world
     await fill(world, queue_count=2)
     for queue_id in range(2):
@@ -181,7 +181,7 @@ def split_as_go_does(text: str) -> dict[str, int]:
 
 
 @pytest.mark.spec("remoting.10.23")
-async def test_a_tool_in_cpp_has_members_told_with_a_list(old_world: Stored) -> None:
+async def test_a_request_from_cpp_sends_members_a_list(old_world: Stored) -> None:
     world = old_world
     await fill(world)
     world.graph.offsets.commit("g", "T", 0, 4)
@@ -199,7 +199,7 @@ async def test_a_tool_in_cpp_has_members_told_with_a_list(old_world: Stored) -> 
     await member.leave()
 
 
-async def test_without_force_nobody_is_sent_forward(old_world: Stored) -> None:
+async def test_without_force_no_offset_moves_forward(old_world: Stored) -> None:
     world = old_world
     began_ms = await fill(world)
     world.graph.offsets.commit("g", "T", 0, 2)
@@ -211,7 +211,7 @@ async def test_without_force_nobody_is_sent_forward(old_world: Stored) -> None:
     await member.leave()
 
 
-async def test_what_members_cannot_be_told(old_world: Stored) -> None:
+async def test_resets_that_members_cannot_get(old_world: Stored) -> None:
     world = old_world
     answer = await world.call(RESET, request())
     assert (answer.code, answer.remark) == (

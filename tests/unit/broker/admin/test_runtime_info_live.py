@@ -85,7 +85,7 @@ async def test_a_master_without_slaves(world: Stored) -> None:
     assert info.master_commit_log_max_offset == world.graph.store.log.max_offset > 0
 
 
-async def test_a_slave_says_so(tmp_path: Path) -> None:
+async def test_a_slave_is_shown_as_one(tmp_path: Path) -> None:
     async with stored(tmp_path, brokerRole="SLAVE", brokerId="1") as world:
         answer = await world.call(RequestCode.GET_BROKER_HA_STATUS)
         assert not decode_body(HARuntimeInfo, answer.body or b"").master

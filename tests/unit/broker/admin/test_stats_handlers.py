@@ -162,7 +162,7 @@ async def test_topics_that_an_online_group_does_not_subscribe_are_left_out(world
     await member.leave()
 
 
-async def test_a_group_that_nobody_knows_has_no_progress(world: Stored) -> None:
+async def test_an_unknown_group_has_no_progress(world: Stored) -> None:
     assert (await consume_stats(world, "nobody")).offset_table == {}
     world.add_topic("T", 1)
     (report,) = (await consume_stats(world, "nobody", topic="T")).offset_table.values()

@@ -85,7 +85,7 @@ async def test_queues_of_no_topic_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-async def test_expired_files_go_at_once_if_somebody_asks(tmp_path: Path, asked: bool) -> None:
+async def test_expired_files_are_deleted_at_once_on_request(tmp_path: Path, asked: bool) -> None:
     hour = local_hour(START_MS + 12 * 3_600_000)  # far from the hours of this test
     settings = {
         "mappedFileSizeCommitLog": str(FILE_SIZE),

@@ -65,7 +65,7 @@ async def test_the_timer(world: Stored) -> None:
     assert ours.timing_count["FrameA"].count == 1
 
 
-async def test_a_broker_without_timer_says_so(tmp_path: Path) -> None:
+async def test_a_broker_without_a_timer_refuses(tmp_path: Path) -> None:
     async with stored(tmp_path, timerWheelEnable="false") as world:
         answer = await world.call(RequestCode.GET_TIMER_CHECK_POINT)
         assert answer.code == 1

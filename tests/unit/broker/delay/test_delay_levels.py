@@ -227,7 +227,7 @@ async def test_the_wall_clock_may_be_set(
 
 
 async def test_ten_thousand_due_at_once_do_not_stall_the_loop(tmp_path: Path) -> None:
-    """In real time: who shares the loop gets a turn after each slice, whatever the level."""
+    """In real time: who shares the loop gets a turn after each slice, at any level."""
     clock = LoopClock()
     config = load_broker_config(texts(tmp_path, messageDelayLevel="1s 1s"))
     broker = Broker(config, network=MemoryNetwork(clock=clock), clock=clock, in_thread=in_place)
@@ -391,7 +391,7 @@ async def test_a_changed_table_of_levels() -> None:
         assert bodies(world) == [b"x"]
 
 
-async def test_checksums_of_properties_are_made_anew() -> None:
+async def test_checksums_of_properties_are_computed_again() -> None:
     def sound(record: MessageRecord, content: bytes) -> bool:
         return decode_record(content, verify=Verify.PROPERTY).body == record.body
 

@@ -30,7 +30,7 @@ def test_when_an_entry_is_due(tags_code: int, due_ms: int) -> None:
     assert DelayLevel(3, 10_000).due_ms(tags_code, NOW) == due_ms
 
 
-def test_a_level_without_a_delay_is_due_when_its_entries_say() -> None:
+def test_entries_of_an_unconfigured_level_are_due_at_their_time() -> None:
     assert DelayLevel(18, None).due_ms(NOW + 7_200_000, NOW) == NOW + 7_200_000
 
 
@@ -67,7 +67,7 @@ def test_expired_entries_are_passed_over() -> None:
     assert level.next_offset == 12
 
 
-def test_a_queue_that_was_begun_anew_is_delivered_from_its_start() -> None:
+def test_a_recreated_queue_is_delivered_from_its_start() -> None:
     level = DelayLevel(1, 1000)
     level.begin_at(5, 5, 20)
     level.delivered(100)

@@ -450,7 +450,7 @@ async def test_garbage_in_the_timer_topic_is_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("topic", sorted(NO_DESTINATIONS))
-async def test_nothing_is_delivered_to_where_nobody_may_send(tmp_path: Path, topic: str) -> None:
+async def test_nothing_is_delivered_to_a_forbidden_topic(tmp_path: Path, topic: str) -> None:
     """To the topics of delayed messages it would be delivered again, without an end."""
     async with stored(tmp_path) as world:
         put_raw(world, TIMER_OUT_MS="1", REAL_TOPIC=topic, REAL_QID="0")
@@ -481,7 +481,7 @@ async def test_who_sends_to_the_timer_itself_makes_no_queues(
         assert len(world.records(topic, 7)) == (2 if code == 0 else 0)
 
 
-async def test_a_recall_handle_says_where_and_when(tmp_path: Path) -> None:
+async def test_a_recall_handle_names_message_and_time(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         now_ms = await to_phase(world, 0)
         answer = await send(world, TIMER_DELIVER_MS=now_ms + 8_000, UNIQ_KEY="U1")

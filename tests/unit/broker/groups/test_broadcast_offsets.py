@@ -45,7 +45,9 @@ def told(answer: Command) -> tuple[int, str | None, str]:
     return answer.code, answer.remark, (answer.ext or {})["nextBeginOffset"]
 
 
-async def test_a_client_that_comes_another_way_is_told_once_where_it_was(tmp_path: Path) -> None:
+async def test_a_client_that_comes_another_way_gets_its_recorded_offset_once(
+    tmp_path: Path,
+) -> None:
     async with stored(tmp_path) as world:
         await fill(world)
         await heartbeat(world)

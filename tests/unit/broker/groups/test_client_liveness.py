@@ -75,7 +75,7 @@ async def test_a_notice_is_a_one_way_request_with_the_name_of_the_group(
     assert (notice.version, notice.language, notice.body) == (513, "JAVA", None)
 
 
-async def test_leaving_is_told_to_the_others(pair: tuple[Peer, Peer]) -> None:
+async def test_the_other_members_are_notified_of_a_leave(pair: tuple[Peer, Peer]) -> None:
     a, b = pair
     await subscribe(a, "A", "x")
     await subscribe(b, "B", "x")
@@ -84,7 +84,7 @@ async def test_leaving_is_told_to_the_others(pair: tuple[Peer, Peer]) -> None:
     assert notice_counts(a, b) == [1, 0]
 
 
-async def test_broadcast_groups_are_told_nothing(pair: tuple[Peer, Peer]) -> None:
+async def test_broadcast_groups_are_not_notified(pair: tuple[Peer, Peer]) -> None:
     for peer, client_id in zip(pair, "AB", strict=True):
         data = consumer("g", message_model=MessageModel.BROADCASTING)
         await peer.call(RequestCode.HEART_BEAT, {}, heartbeat(data, client_id=client_id))
@@ -92,7 +92,7 @@ async def test_broadcast_groups_are_told_nothing(pair: tuple[Peer, Peer]) -> Non
     assert notice_counts(*pair) == [0, 0]
 
 
-async def test_a_large_group_that_grows_at_once_is_told_a_few_times(world: World) -> None:
+async def test_a_large_group_that_grows_at_once_is_notified_a_few_times(world: World) -> None:
     peers = [world.peer() for _ in range(60)]
     for number, peer in enumerate(peers):
         await peer.join("g", "T", client_id=f"c{number}")
@@ -246,7 +246,7 @@ class SteppingClock(VirtualClock):
 
 
 @pytest.mark.parametrize("step_ms", [3_600_000, -3_600_000])
-async def test_a_step_of_the_wall_clock_expires_nobody(step_ms: int) -> None:
+async def test_a_step_of_the_wall_clock_expires_no_client(step_ms: int) -> None:
     clock = SteppingClock()
     async with running(clock=clock) as world:
         peer = world.peer()
@@ -264,7 +264,7 @@ async def test_a_step_of_the_wall_clock_expires_nobody(step_ms: int) -> None:
 # --- start and stop ---
 
 
-async def test_after_the_end_nobody_is_told_anything() -> None:
+async def test_no_notices_are_sent_after_the_stop() -> None:
     async with running(notice_batch_ms=15_000) as world:
         a, b = world.peer(), world.peer()
         await subscribe(a, "A", "x")

@@ -87,7 +87,7 @@ def test_an_expression_that_does_not_compile_removes_the_old_one(
     assert len(table) == 0
 
 
-def test_a_type_that_nobody_knows_is_as_good_as_a_wrong_expression(
+def test_an_unknown_type_is_treated_as_a_wrong_expression(
     table: ConsumerFilterTable,
 ) -> None:
     table.register("g", [sql("n > 5", 7)], 100)

@@ -1,4 +1,4 @@
-"""Groups of consumers: membership, subscriptions, heartbeats V1 and V2, who hears of changes."""
+"""Groups of consumers: membership, subscriptions, heartbeats V1 and V2, notices of changes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def told(result: HeartbeatResult) -> list[Peer]:
     return result.notice.peers if result.notice is not None else []
 
 
-def test_joins_and_leaves_are_told_and_repetitions_are_not() -> None:
+def test_joins_and_leaves_are_notified_and_repetitions_are_not() -> None:
     table = ConsumerTable()
     a, b = channel("a", 1), channel("b", 2)
     first = table.heartbeat(consumer(T), a, 0)
@@ -96,7 +96,7 @@ def test_the_list_of_members_follows_every_change() -> None:
     assert table.client_ids("g") == []
 
 
-def test_an_added_and_a_removed_topic_are_told() -> None:
+def test_an_added_and_a_removed_topic_are_notified() -> None:
     table = ConsumerTable()
     a = channel("a")
     table.heartbeat(consumer(T), a, 0)
@@ -170,7 +170,7 @@ def test_notices_in_batches() -> None:
     assert table.next_notice_ms(15_001) is None, "nobody is left"
 
 
-def test_connections_on_their_way_out_are_not_told() -> None:
+def test_closing_connections_are_not_notified() -> None:
     table = ConsumerTable()
     a, b = channel("a", 1), channel("b", 2)
     table.heartbeat(consumer(T), a, 0)
@@ -279,7 +279,7 @@ def test_virtual_time_does_not_expire_open_connections() -> None:
     assert table.expire(7_320_001).peers == [a.peer]
 
 
-def test_a_clock_set_back_expires_nobody() -> None:
+def test_a_clock_set_back_expires_no_client() -> None:
     table = ConsumerTable()
     table.heartbeat(consumer(T), channel("a"), 10_000_000)
     assert table.expire(0).peers == []
@@ -506,7 +506,7 @@ def test_a_thousand_members_leaving_at_once() -> None:
     assert len(table) == 0
 
 
-def test_a_hundred_small_groups_are_told_as_java_does() -> None:
+def test_a_hundred_small_groups_are_notified_as_in_java() -> None:
     table = ConsumerTable()
     watch = Watch(table)
     for group in range(100):

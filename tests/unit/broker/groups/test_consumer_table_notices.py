@@ -1,4 +1,4 @@
-"""When groups are told of changes: at once, or saved up."""
+"""When groups are notified of changes: at once, or later together."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from skylark.broker.groups.consumer_table import (
 )
 
 
-def test_a_small_group_is_told_every_time() -> None:
+def test_a_small_group_is_notified_every_time() -> None:
     notices = ChangeNotices()
     assert all(notices.changed("g", SMALL_GROUP_SIZE, 5) for _ in range(100))
     assert notices.next_due(5) is None
 
 
-def test_a_large_group_is_told_at_once_and_then_after_a_pause() -> None:
+def test_a_large_group_is_notified_at_once_and_then_after_a_pause() -> None:
     notices = ChangeNotices()
     assert notices.changed("g", 100, 1000)
     assert not notices.changed("g", 101, 1001)
@@ -40,7 +40,7 @@ def test_the_pause_has_a_limit() -> None:
     assert notices.next_due(1) == DELAY_MS_MAX
 
 
-def test_a_group_that_has_shrunk_is_told_with_what_was_saved_up() -> None:
+def test_a_group_that_has_shrunk_is_notified_of_the_collected_changes() -> None:
     notices = ChangeNotices()
     assert notices.changed("g", 33, 0)
     assert not notices.changed("g", 34, 0)
@@ -96,8 +96,8 @@ def test_a_clock_set_back_delays_nothing() -> None:
         max_size=60,
     )
 )
-def test_nobody_waits_longer_than_the_limit(changes: list[tuple[int, str, int]]) -> None:
-    """Every change is told within a second, whatever else happens."""
+def test_no_notice_waits_longer_than_the_limit(changes: list[tuple[int, str, int]]) -> None:
+    """Members are notified of every change within a second."""
     notices = ChangeNotices()
     now_ms = 0
     untold: dict[str, int] = {}

@@ -135,7 +135,7 @@ async def test_one_changed_group_of_several_is_a_change(peer: Peer) -> None:
     assert await beat(0) == CHANGED
 
 
-async def test_subscriptions_left_out_that_nobody_knows_are_asked_for(peer: Peer) -> None:
+async def test_the_broker_requests_omitted_subscriptions_that_it_does_not_know(peer: Peer) -> None:
     """As after a restart of the broker."""
     assert await peer.join("g", fingerprint=7, without_sub=True) == CHANGED
     assert await peer.join("g", "T", fingerprint=7) == UNCHANGED
@@ -203,7 +203,7 @@ async def test_pull_consumers_can_be_rejected() -> None:
         ({"enableRegisterProducer": "false", "rejectTransactionMessage": "true"}, False),
     ],
 )
-async def test_producers_are_left_out_only_where_nobody_needs_them(
+async def test_producers_are_skipped_only_where_they_are_not_needed(
     settings: dict[str, str], registered: bool
 ) -> None:
     async with running(**settings) as world:
@@ -275,7 +275,7 @@ async def test_a_client_leaves_one_group_at_a_time(world: World, peer: Peer) -> 
     assert [group.name for group in world.consumers.groups()] == ["h"]
 
 
-async def test_a_goodbye_to_nobody_is_harmless(world: World, peer: Peer) -> None:
+async def test_unregistering_an_unknown_client_is_harmless(world: World, peer: Peer) -> None:
     ext = {"clientID": "c", "consumerGroup": "nobody", "producerGroup": "nobody"}
     assert (await peer.call(RequestCode.UNREGISTER_CLIENT, ext)).code == 0
     assert "nobody" not in world.groups, "a goodbye creates no group"

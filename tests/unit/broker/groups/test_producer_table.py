@@ -22,7 +22,7 @@ def test_members_take_turns() -> None:
     assert table.next_channel("unknown") is None
 
 
-def test_whom_nobody_has_started_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_producer_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     table = ProducerTable()
     member = channel("c", 1)
     with caplog.at_level("DEBUG"):

@@ -38,7 +38,7 @@ def test_more_members_than_queues(strategy: str) -> None:
 
 @given(st.sampled_from(sorted(STRATEGIES)), st.integers(0, 50), st.integers(1, 20))
 @settings(max_examples=100, deadline=None)
-def test_every_queue_has_one_consumer_and_nobody_much_more_than_others(
+def test_every_queue_has_one_consumer_and_shares_are_even(
     strategy: str, queue_count: int, member_count: int
 ) -> None:
     found = shares(strategy, queue_count, member_count)

@@ -176,7 +176,7 @@ def test_a_deleted_group_takes_its_bans_along() -> None:
     assert table.version.counter == 3
 
 
-def test_a_slow_group_is_stopped_until_somebody_allows_it_again() -> None:
+def test_a_slow_group_is_stopped_until_an_administrator_allows_it_again() -> None:
     table = Groups()
     running = table.find("G")
     table.stop_consuming("G")

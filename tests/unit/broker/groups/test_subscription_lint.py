@@ -82,7 +82,7 @@ def test_a_conflict_ends_when_members_agree_or_leave() -> None:
     assert lint.conflicts() == []
 
 
-def test_said_once_per_state_with_both_sides(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_conflict_is_logged_once_with_both_sides(caplog: pytest.LogCaptureFixture) -> None:
     lint = SubscriptionLint("orders")
     with caplog.at_level(logging.INFO, LOGGER):
         lint.update(1, "c1", [tags("A", "a")])
@@ -107,7 +107,7 @@ def test_said_once_per_state_with_both_sides(caplog: pytest.LogCaptureFixture) -
     assert len(caplog.messages) == 1
 
 
-def test_memory_of_what_was_said_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_of_logged_conflicts_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     lint = SubscriptionLint("g")
     lint.update(1, "c1", [tags("A", "a")])
     for number in range(STATES_LOGGED_MAX + 1):

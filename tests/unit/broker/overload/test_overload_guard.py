@@ -139,7 +139,7 @@ def test_only_the_last_turn_counts() -> None:
     assert bench.arrive() == pytest.approx(0.1)
 
 
-def test_the_length_of_each_turn_is_told() -> None:
+def test_the_length_of_each_turn_is_reported() -> None:
     bench = Bench()
     bench.work(0.25)
     bench.work(0.0)
@@ -247,7 +247,7 @@ def test_fast_failure_can_be_switched_off_and_limits_changed_at_run_time() -> No
     assert bench.refusal(SEND) is None
 
 
-def test_sends_that_waited_behind_a_long_append_are_told_of_the_disk() -> None:
+def test_refusals_of_sends_behind_a_long_append_name_the_disk() -> None:
     bench = Bench()
     bench.arrive()
     began_at = bench.time.now
@@ -295,7 +295,7 @@ def test_a_better_known_arrival_wins() -> None:
 
 
 @pytest.mark.parametrize("slave_read", ["true", "false"])
-def test_a_slave_takes_no_sends_and_serves_pulls_only_if_told_to(slave_read: str) -> None:
+def test_a_slave_takes_no_sends_and_serves_pulls_only_if_set_so(slave_read: str) -> None:
     bench = Bench(brokerRole="SLAVE", brokerId="1", slaveReadEnable=slave_read)
     for code in (10, 310, 320):
         assert (bench.refusal(code) or "").startswith(
@@ -497,7 +497,7 @@ async def test_a_send_read_in_the_same_turn_waited_as_well(stamping: bool) -> No
 @on_both_loops
 @both_ways
 @pytest.mark.spec("broker.13.22")
-async def test_sends_behind_a_stalled_append_are_told_of_the_disk(stamping: bool) -> None:
+async def test_refusals_of_sends_behind_a_stalled_append_name_the_disk(stamping: bool) -> None:
     async with serving(stamping=stamping) as world:
         with peers(world, 2) as (busy, other):
             await settle(busy)

@@ -127,7 +127,7 @@ async def test_tables_without_end_are_given_up(monkeypatch: pytest.MonkeyPatch) 
             await ask(Paging().ask)
 
 
-async def test_what_a_master_cannot_say_or_does_not_want() -> None:
+async def test_answers_of_a_master_that_lacks_or_refuses_a_request() -> None:
     async def refuse(request: Command) -> Command:
         code = 3 if request.code == RequestCode.GET_BROKER_HA_STATUS else 26
         return Command(code=code, remark="no such group")

@@ -169,7 +169,7 @@ async def test_progress_is_used_when_the_log_has_what_was_delivered(tmp_path: Pa
         assert TimerCheckpoint.decode(checkpoint.read_bytes()) == master.checkpoint
 
 
-async def test_a_master_that_comes_back_is_told_before_it_is_asked(
+async def test_changes_are_sent_to_a_returned_master_before_its_tables_are_copied(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     master = Master()
@@ -300,7 +300,7 @@ async def test_a_group_that_the_master_does_not_want_goes(
         assert "the master refuses new: not today" in caplog.messages
 
 
-async def test_without_timer_nobody_asks_for_its_state(tmp_path: Path) -> None:
+async def test_without_a_timer_its_state_is_not_requested(tmp_path: Path) -> None:
     master = Master()
     async with slave(tmp_path, master, timerWheelEnable="false") as world:
         assert master.took() == [21, 201, 43, 45, 907, 402]

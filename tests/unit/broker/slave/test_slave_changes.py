@@ -34,7 +34,7 @@ def test_what_was_copied_has_not_grown() -> None:
     assert commits.grown() == []
 
 
-def test_what_grew_is_told_unless_the_master_is_ahead() -> None:
+def test_grown_offsets_are_sent_unless_the_master_is_ahead() -> None:
     offsets, commits = make()
     commits.take(master(q0=5, q1=5), [])
     offsets.commit("g", "T", 0, 8)
@@ -52,7 +52,7 @@ def test_what_grew_is_told_unless_the_master_is_ahead() -> None:
     assert commits.missing_at(master(q0=12)) == []
 
 
-def test_what_is_committed_while_the_master_is_told_comes_next() -> None:
+def test_commits_during_the_sync_are_sent_the_next_time() -> None:
     offsets, commits = make()
     commits.take(master(q0=5), [])
     offsets.commit("g", "T", 0, 8)
@@ -82,7 +82,7 @@ def test_what_grew_is_known_after_a_restart() -> None:
     assert commits.grown() == [Commit(KEY, 0, 8)]
 
 
-def test_a_slave_that_never_copied_tells_nothing() -> None:
+def test_a_slave_that_never_copied_sends_nothing() -> None:
     offsets, commits = make()
     offsets.commit("g", "T", 0, 8)
     commits.load({})

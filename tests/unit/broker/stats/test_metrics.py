@@ -79,7 +79,7 @@ def test_the_registry_holds_the_table(metrics: BrokerMetrics) -> None:
         assert bool(row.bounds) is (row.kind == "histogram")
 
 
-def test_a_gauge_that_nobody_watches_has_no_sample(metrics: BrokerMetrics) -> None:
+def test_a_gauge_without_a_callback_has_no_sample(metrics: BrokerMetrics) -> None:
     text = metrics.registry.render()
     assert "# TYPE rocketmq_topic_number gauge" in text
     assert samples(metrics, "rocketmq_topic_number") == []

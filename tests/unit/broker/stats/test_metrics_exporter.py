@@ -185,7 +185,7 @@ async def test_groups_whose_members_disagree_are_shown(world: Stored) -> None:
         await member.leave()
 
 
-async def test_a_scrape_of_many_groups_holds_up_nobody(world: Stored) -> None:
+async def test_a_scrape_of_many_groups_does_not_delay_requests(world: Stored) -> None:
     for number in range(200):
         world.add_topic(f"T{number}", 8)
         world.graph.offsets.commit("g", f"T{number}", 0, 0)
@@ -225,7 +225,7 @@ async def test_the_endpoint_closes_with_the_broker(tmp_path: Path) -> None:
         await network.connect(Scrape, *address, timeout_s=1.0, clock=VirtualClock())
 
 
-async def test_held_pulls_are_told_apart(world: Stored) -> None:
+async def test_held_pulls_have_their_label(world: Stored) -> None:
     world.add_topic("T", 1)
     world.graph.groups.find("g")
     pulling = await world.begin_pull()

@@ -89,7 +89,7 @@ async def test_only_groups_in_use_count(world: Stored, monkeypatch: pytest.Monke
     await member.leave()
 
 
-async def test_files_that_go_without_warning_are_told_of_once(
+async def test_files_deleted_without_a_warning_are_logged_once(
     world: Stored, caplog: pytest.LogCaptureFixture
 ) -> None:
     await fill(world, 14)
@@ -132,7 +132,7 @@ async def test_the_log_may_grow_by_a_file_before_its_beginning_goes(tmp_path: Pa
         assert retention.expiring_until(0) == FILE_SIZE
 
 
-async def test_a_broker_shows_them_and_says_so_before_the_files_go(
+async def test_a_broker_shows_and_logs_them_before_the_files_are_deleted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Room for three files: the fourth one costs the group its first messages."""

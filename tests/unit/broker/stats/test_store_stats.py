@@ -36,7 +36,7 @@ def test_rates_appear_one_after_the_other() -> None:
     assert stats.rows(BOOT_MS)["putTps"] == "0.0 0.0 0.0"
 
 
-def test_reads_are_told_apart_and_added_up() -> None:
+def test_reads_are_counted_by_result_and_added_up() -> None:
     stats = StoreStats(BOOT_MS)
     run(stats, 11, found=2, missed=40)
     rows = stats.rows(BOOT_MS)

@@ -216,7 +216,7 @@ async def test_two_name_servers_and_a_dead_one(
             assert sum("registered with" in line for line in caplog.messages) == 2
 
 
-async def test_a_name_server_that_restarts_is_told_everything_again(
+async def test_a_name_server_that_restarts_gets_everything_again(
     clock: VirtualClock,
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -384,7 +384,7 @@ async def test_a_slave_registers_under_its_own_id(clock: VirtualClock) -> None:
     assert ours | {"bodyCrc32": ""} == theirs | {"bodyCrc32": ""}
 
 
-async def test_a_compressed_registration_says_so(clock: VirtualClock) -> None:
+async def test_a_compressed_registration_has_the_flag(clock: VirtualClock) -> None:
     async with (
         listener(clock) as fake,
         registered(clock, fake.address, compressedRegister="true") as world,
@@ -398,7 +398,7 @@ async def test_a_compressed_registration_says_so(clock: VirtualClock) -> None:
         assert sorted(fake.topics(0)) == sorted(t.topic_name for t in world.topics)
 
 
-async def test_a_slow_name_server_gets_one_request_at_a_time_and_delays_nobody(
+async def test_a_slow_name_server_gets_one_request_at_a_time_and_delays_no_other(
     clock: VirtualClock,
 ) -> None:
     async with listener(clock) as slow, listener(clock) as quick:
@@ -431,7 +431,7 @@ async def test_no_announcement_claims_changes_that_it_lacks(clock: VirtualClock)
         assert counters == [0, 1, 3]
 
 
-async def test_whoever_made_a_change_can_wait_until_it_is_known(clock: VirtualClock) -> None:
+async def test_a_caller_can_wait_until_its_change_is_announced(clock: VirtualClock) -> None:
     async with (
         listener(clock) as slow,
         listener(clock) as quick,
@@ -456,7 +456,7 @@ async def test_whoever_made_a_change_can_wait_until_it_is_known(clock: VirtualCl
         assert slow.topics(2) == ["U"]
 
 
-async def test_the_end_of_registration_lets_everybody_go(clock: VirtualClock) -> None:
+async def test_the_stop_ends_all_waits(clock: VirtualClock) -> None:
     async with listener(clock) as slow, registered(clock, slow.address) as world:
         slow.gate.clear()
         world.create("T")
@@ -497,7 +497,7 @@ async def test_a_refused_topic_brings_the_whole_table(clock: VirtualClock) -> No
         assert len(fake.topics(2)) == len(world.topics)
 
 
-async def test_without_force_only_news_is_registered(clock: VirtualClock) -> None:
+async def test_without_force_only_changes_are_registered(clock: VirtualClock) -> None:
     async with (
         listener(clock) as fake,
         registered(clock, fake.address, forceRegister="false") as world,

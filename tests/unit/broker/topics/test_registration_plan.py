@@ -76,7 +76,7 @@ def test_what_changes_while_an_announcement_is_under_way_follows_it_together() -
     assert plan.due(START + 3) == [part(A, "U", "W")]
 
 
-def test_nobody_hears_of_single_topics_before_the_whole_table() -> None:
+def test_single_topics_are_not_announced_before_the_whole_table() -> None:
     plan = RegistrationPlan(period_ms=30_000)
     plan.set_servers([A], START)
     plan.topics_changed([topic("T")])
@@ -85,7 +85,7 @@ def test_nobody_hears_of_single_topics_before_the_whole_table() -> None:
     assert plan.due(START + 5) == []
 
 
-def test_a_failure_is_repeated_after_growing_pauses_and_delays_nobody_else() -> None:
+def test_a_failure_is_repeated_after_growing_pauses_and_delays_no_other_server() -> None:
     plan = RegistrationPlan(period_ms=30_000)
     plan.set_servers([A, B], START)
     plan.due(START)
@@ -145,7 +145,7 @@ def test_name_servers_come_and_go_at_run_time() -> None:
     assert plan.next_due_ms() is None
 
 
-def test_a_name_server_that_returns_while_it_is_still_being_told_is_told_again() -> None:
+def test_a_name_server_that_returns_during_an_announcement_gets_another() -> None:
     plan = begun(A)
     plan.topics_changed([topic("T")])
     plan.due(START + 1)
@@ -176,7 +176,7 @@ def test_without_force_a_name_server_is_asked_first_unless_it_cannot_know() -> N
     assert plan.due(START + 50_000, ask_first=True) == [whole(A)]
 
 
-def test_a_change_is_known_when_everybody_who_answers_has_heard_of_it() -> None:
+def test_a_change_is_announced_when_all_servers_that_answer_have_it() -> None:
     plan = RegistrationPlan(period_ms=30_000)
     plan.set_servers([A, B], START)
     assert not plan.announced_to_all(0)

@@ -120,7 +120,7 @@ async def test_a_topic_that_is_gone_is_forgotten_but_a_retry_topic_is_not(world:
     assert await world.queues("%RETRY%g") == [("b", 0)]
 
 
-async def test_while_nobody_answers_what_was_known_stays(world: World) -> None:
+async def test_while_no_name_server_answers_the_cached_route_stays(world: World) -> None:
     world.name_server.routes["T"] = [on("b", 1)]
     assert await world.queues("T") == [("b", 0)]
     world.name_server.body = b"no route"

@@ -396,7 +396,7 @@ def test_deleting_what_is_not_there() -> None:
         table.delete(" ", [])
 
 
-def test_name_servers_say_which_topics_are_ordered() -> None:
+def test_name_servers_mark_topics_as_ordered() -> None:
     table = Topics()
     table.update_all([topic("A"), topic("B"), topic("C", order=True)])
     assert table.apply_order_table({"A": "b:4", "C": "b:4", "unknown": "b:4"})
@@ -421,7 +421,7 @@ def test_the_broker_registers_no_more_than_it_permits(permission: str, perms: li
     assert [t.perm for t in table if t.topic_name in ("T", "TBW102")] == [7, 6]
 
 
-def test_a_changed_permission_is_news() -> None:
+def test_a_changed_permission_raises_the_version() -> None:
     table = Topics()
     table.renew_version()
     assert (table.version.counter, table.changes) == (1, [TopicChange()])
