@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
-from skylark.broker.slave import master_requests as questions
+from skylark.broker.slave import master_requests
 from skylark.client.consumer.pull_api import decode_messages
 from skylark.client.core.broker_calls import BrokerCalls, PullStatus, checked, open_caller
 from skylark.core.errors import SkylarkError
@@ -58,8 +58,8 @@ class Pair:
             return SkylarkBroker(address, {**settings, **OUR_SETTINGS}, folder=folder)
         return ApacheBroker(address, settings, folder=folder, heap_mb=384)
 
-    def ask(self, broker: Broker, question: Callable[[questions.Ask], Awaitable[T]]) -> T:
-        """The answer of a broker to one of the questions that slaves have."""
+    def ask(self, broker: Broker, question: Callable[[master_requests.Ask], Awaitable[T]]) -> T:
+        """The answer of a broker to a request of slaves."""
 
         async def run() -> T:
             async with open_caller() as caller:
@@ -70,7 +70,7 @@ class Pair:
     def common_end(self) -> int:
         """Where both logs end, as soon as the slave has acknowledged all that the master has."""
 
-        async def look(ask: questions.Ask) -> HARuntimeInfo:
+        async def look(ask: master_requests.Ask) -> HARuntimeInfo:
             answer = await ask(Command(code=RequestCode.GET_BROKER_HA_STATUS))
             return decode_body(HARuntimeInfo, checked(answer, self.master.address).body or b"{}")
 
@@ -115,9 +115,10 @@ class Pair:
     def tables(self, broker: Broker, topic: str, group: str) -> dict[str, Any]:
         """What a broker knows of a topic and a group, as far as slaves copy it."""
 
-        async def look(ask: questions.Ask) -> dict[str, Any]:
-            topics, groups = await questions.topics(ask), await questions.groups(ask)
-            offsets = await questions.offsets(ask)
+        async def look(ask: master_requests.Ask) -> dict[str, Any]:
+            topics = await master_requests.get_topics(ask)
+            groups = await master_requests.get_groups(ask)
+            offsets = await master_requests.get_offsets(ask)
             return {
                 "topic": topics.table.get(topic),
                 "group": groups.table.get(group),
