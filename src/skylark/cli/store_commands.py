@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from skylark.store.inspection.log_walk import Hole
     from skylark.store.inspection.store_check import CheckReport
     from skylark.store.inspection.store_directory import FileSizes, Survey
-    from skylark.wire.bodies.config import TopicConfig
 
 _COLUMNS = ("severity", "kind", "file", "offset", "text")
 _SETTINGS_HELP = """\
@@ -308,8 +307,13 @@ def rebuild_config(
         raise click.UsageError(f"a broker uses {directory}: stop it first")
     plan = plan_rebuild(files, surveyed)
     rows: list[dict[str, object]] = [
-        {"kind": "topic", "name": t.topic_name, "queues": t.read_queue_nums, **_queue_type(t)}
-        for t in plan.topics
+        {
+            "kind": "topic",
+            "name": topic.topic_name,
+            "queues": topic.read_queue_nums,
+            "queue_type": topic.attributes.get("queue.type", "SimpleCQ"),
+        }
+        for topic in plan.topics
     ]
     rows += [{"kind": "group", "name": group.group_name} for group in plan.groups]
     if not rows:
@@ -319,10 +323,6 @@ def rebuild_config(
     confirm(f"Write these to {directory / 'config'}?", yes=yes)
     write_rebuild(files, directory, plan, SystemClock().now_ms())
     context.output.info(f"wrote {len(plan.topics)} topics and {len(plan.groups)} groups")
-
-
-def _queue_type(topic: TopicConfig) -> dict[str, object]:
-    return {"queue_type": topic.attributes.get("queue.type", "SimpleCQ")}
 
 
 # ---- shared --------------------------------------------------------------------------------------
