@@ -32,6 +32,7 @@ from skylark.broker.config import PORT_MAX, BrokerConfig
 from skylark.broker.table_saver import (
     InThread,
 )
+from skylark.broker.topics.config_rebuild import save_new_topics
 from skylark.core.clock import Clock, LoopClock
 from skylark.core.errors import TransportError
 from skylark.core.names import Address
@@ -150,7 +151,8 @@ class Broker:
         if graph.slave is None:
             graph.transactions.start()
         await graph.saver.start()
-        await graph.save_new_topics()
+        if graph.slave is None:
+            await save_new_topics(graph.topics, graph.saved.topics)
         await graph.sampler.start()
         graph.slow_groups.start()
         graph.retention_watch.start()

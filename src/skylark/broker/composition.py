@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from typing import Final
@@ -73,7 +72,7 @@ from skylark.broker.send.send_replies import SendReplies
 from skylark.broker.send.send_step import RetryChecks, SendStep
 from skylark.broker.service_interception import intercept
 from skylark.broker.slave.metadata_sync import SlaveSync, SlaveTables
-from skylark.broker.slave.slave_deliveries import DeliveryCopies
+from skylark.broker.slave.slave_deliveries import delivery_copies
 from skylark.broker.stats.broker_stats import BrokerStats, idle_max_ms
 from skylark.broker.stats.metrics_exporter import Exporter
 from skylark.broker.stats.retention_watch import RetentionWatch
@@ -102,7 +101,6 @@ from skylark.broker.transaction.record_lookup import topic_of_half
 from skylark.broker.transaction.transaction_service import TransactionService
 from skylark.core.clock import Clock
 from skylark.core.config import InvalidConfigError
-from skylark.core.errors import StoreError
 from skylark.core.hashing import UniqueIdGenerator
 from skylark.core.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from skylark.filter.bloom import BloomFilter
@@ -264,13 +262,7 @@ class BrokerGraph:
             self.slave = SlaveSync(
                 self.live,
                 SlaveTables(self.topics, self.groups, self.offsets, self.request_modes),
-                DeliveryCopies(
-                    files,
-                    config.store.store_path_root_dir,
-                    self.config_files,
-                    timer_log_file_size=config.mapped_file_size_timer_log,
-                    flushed_where=lambda: self.store.log.files.flushed_where,
-                ),
+                delivery_copies(files, config, self.config_files, self.store),
                 self.clock,
                 call=self.client.call,
                 delete_queues=self.delete_queues,
@@ -490,14 +482,6 @@ class BrokerGraph:
             self.transactions.recover()
         else:
             self.store.replica.on_grown = self.pulls.waiting.grown
-
-    async def save_new_topics(self) -> None:
-        """Write ``topics.json`` of a new master before it accepts messages; see
-        :mod:`skylark.broker.topics.config_rebuild`."""
-        if self.slave is None and not self.topics.has_file:
-            self.saved.topics.mark()
-            with suppress(StoreError):  # the saver logs it and tries again
-                await self.saved.topics.written()
 
     def bring_to_disk(self) -> None:
         """The end of an orderly stop, after ``store.stop()``; in any thread, as ``open_store``."""

@@ -25,10 +25,12 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from skylark.broker.config import BrokerConfig
 from skylark.broker.table_saver import CONFIG_DIRECTORY
 from skylark.store.config_files import TIMER_METRICS, ConfigFiles
 from skylark.store.config_tables import DelayOffsetTable, TimerMetricsTable
 from skylark.store.file_system import FileSystem
+from skylark.store.message_store import MessageStore
 from skylark.store.timer.timer_checkpoint import TimerCheckpointFile
 from skylark.store.timer.timer_layout import LOG_DIRECTORY, UNIT_SIZE
 from skylark.store.timer.timer_log import TimerLog
@@ -57,6 +59,19 @@ class HeldCopy(Generic[T]):
         copy = self._held[1]
         self._held = None
         return copy
+
+
+def delivery_copies(
+    files: FileSystem, config: BrokerConfig, config_files: ConfigFiles, store: MessageStore
+) -> DeliveryCopies:
+    """The copies of a slave with these settings and this store."""
+    return DeliveryCopies(
+        files,
+        config.store.store_path_root_dir,
+        config_files,
+        timer_log_file_size=config.mapped_file_size_timer_log,
+        flushed_where=lambda: store.log.files.flushed_where,
+    )
 
 
 class DeliveryCopies:

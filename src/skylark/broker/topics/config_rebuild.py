@@ -24,17 +24,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from skylark.broker.config import BrokerConfig
-from skylark.broker.table_saver import CONFIG_DIRECTORY, TableT
+from skylark.broker.table_saver import CONFIG_DIRECTORY, SavedTable, TableT
 from skylark.broker.topics.attributes import QUEUE_TYPE
 from skylark.broker.topics.topic_table import QUEUE_COUNT_MAX, READ_WRITE, TopicTable
 from skylark.core import names
 from skylark.core.errors import RemoteProtocolError, StoreError
+from skylark.store import config_tables
 from skylark.store.config_files import SUBSCRIPTION_GROUPS, TOPICS, ConfigFile, ConfigFiles
 from skylark.store.errors import StoreFileMissingError
 from skylark.store.file_system import FileSystem
@@ -110,6 +112,14 @@ class LostTopicsCheck:
                 " another storePathRootDir, without these messages"
             ),
         )
+
+
+async def save_new_topics(topics: TopicTable, saved: SavedTable[config_tables.TopicTable]) -> None:
+    """Write the file of a new master; returns when it is on disk, or the write has failed."""
+    if not topics.has_file:
+        saved.mark()
+        with suppress(StoreError):  # the saver logs it and tries again
+            await saved.written()
 
 
 class RebuildPlan(msgspec.Struct, frozen=True, kw_only=True):
