@@ -166,6 +166,7 @@ BROKER_EXCEPTIONS: dict[tuple[str, str], str] = {
     ("send/send_step.py", "transaction.transaction_service"): "and has to have them counted",
     ("transaction/half_batches.py", "send.send_checks"): "many half messages are checked as one",
     ("transaction/half_batches.py", "send.send_step"): "their ids are those of a batch",
+    ("transaction/handlers.py", "send.send_checks"): "their response has the fields of a send",
     ("transaction/transaction_service.py", "send.send_checks"): "the type of its drafts",
     ("stats/metrics.py", "overload.overload_guard"): "shows its counters",
     ("stats/metrics.py", "topics.registration"): "shows its counters",
@@ -180,7 +181,6 @@ BROKER_KNOWS_CONNECTIONS = {
     "stats/metrics_exporter.py": "has an interceptor of the remoting server",
     "send/recall.py": "has a remoting handler",
     "send/send_back.py": "has a remoting handler",
-    "transaction/half_batches.py": "has a remoting handler",
 }
 
 

@@ -108,13 +108,13 @@ class Run:
 
     async def _hear(self, world: Shop) -> None:
         """Remember what was asked; decide about some of it."""
-        for index in range(len(world.producer.questions)):
-            asked = world.producer.asked(index)
+        for index in range(len(world.producer.check_backs)):
+            asked = world.producer.checked(index)
             self.counts["questions"] += 1
             self.known[asked.unique_id].append(asked)
             if self.rng.random() < 0.4:
                 await self._decide(world, asked.unique_id)
-        world.producer.questions.clear()
+        world.producer.check_backs.clear()
 
     async def _decide(self, world: Shop, unique_id: str) -> None:
         sent = self.rng.choice(self.known[unique_id])
@@ -158,12 +158,12 @@ class Run:
         for _ in range(12):
             await world.clock.advance(seconds=30)
             await world.flushed()
-            for index in range(len(world.producer.questions)):
-                asked = world.producer.asked(index)
+            for index in range(len(world.producer.check_backs)):
+                asked = world.producer.checked(index)
                 self.known[asked.unique_id].append(asked)
                 answer = await world.producer.end(asked, self.truth[asked.unique_id], check=True)
                 assert answer.code == 0
-            world.producer.questions.clear()
+            world.producer.check_backs.clear()
         assert world.transactions.is_idle, "something stays undecided"
         # Whoever repeats a decision now hears the same, and stores nothing.
         for unique_id in self.known:

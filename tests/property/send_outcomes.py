@@ -33,8 +33,8 @@ from unittest.mock import patch
 from skylark.broker import config as broker_config
 from skylark.broker.api import SendRequest
 from skylark.broker.pull import handlers as pull_handlers
+from skylark.broker.send.handlers import SendCodec
 from skylark.broker.send.message_policy import NORMALISE
-from skylark.broker.send.send_replies import SendReplies
 from skylark.broker.send.send_step import SendStep
 from skylark.broker.transaction.recent_halves import RecentHalves
 from skylark.core.hashing import decode_offset_id
@@ -218,9 +218,9 @@ def _plain_forms(world: Stored) -> Iterator[None]:
             (RecentHalves, "find", lambda _self, _header: None),
             # Queue and index entries are made one by one, each from its own record.
             (reput, "_ALIKE_MIN", sys.maxsize),
-            (reput.Dispatch, "_enter_at_once", lambda *_: False),
+            (reput.Dispatch, "_add_entries", lambda *_: False),
             # Answers are written by the plain codec, from a map of their fields.
-            (SendReplies, "write", SendReplies._command),
+            (SendCodec, "_reply", SendCodec._command),
             (dispatch, "write", _write_plainly),
             (pull_handlers, "write", _write_plainly),
         ):

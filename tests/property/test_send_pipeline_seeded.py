@@ -22,7 +22,6 @@ from skylark.broker.send.handlers import SendCodec
 from skylark.broker.send.message_policy import PropertyScanner
 from skylark.broker.send.message_writer import MessageWriter
 from skylark.broker.send.send_back import SendBackHandlers
-from skylark.broker.send.send_replies import SendReplies
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.transaction.end_transaction import EndTransactionStep
 from skylark.broker.transaction.recent_halves import RecentHalves
@@ -113,7 +112,7 @@ def _first_queue_is_kept(original: Original) -> Original:
 
 def _stores_nothing_first(original: Original) -> Original:
     def draft_from_log(self: EndTransactionStep, header: Any, **names: Any) -> Any:
-        self._repeated = header
+        self._deferred = header
         return original(self, header, **names)
 
     return draft_from_log
@@ -127,14 +126,14 @@ def _reconsume_times_lost(original: Original) -> Original:
 
 
 def _tells_nobody(original: Original) -> Original:
-    def enter_at_once(self: Dispatch, *args: Any) -> bool:
+    def add_entries(self: Dispatch, *args: Any) -> bool:
         awaited, self._is_awaited = self._is_awaited, lambda *_queue: False
         try:
             return bool(original(self, *args))
         finally:
             self._is_awaited = awaited
 
-    return enter_at_once
+    return add_entries
 
 
 def _other_tags(original: Original) -> Original:
@@ -217,11 +216,11 @@ SEEDED: Final = (
         "order of a run", EndTransactionStep, "_draft_from_log", _stores_nothing_first, "answers",
         By.WAYS,
     ),
-    Seeded("arrival", Dispatch, "_enter_at_once", _tells_nobody, "pulls", By.WAYS, _FEW),
+    Seeded("arrival", Dispatch, "_add_entries", _tells_nobody, "pulls", By.WAYS, _FEW),
     Seeded("queue entries", Dispatch, "_read_alike", _other_tags, "queues", By.WAYS, ALIKE),
     Seeded("index entries", reput, "alike_ids", _other_ids, "index", By.WAYS, ALIKE),
     Seeded(
-        "reply", SendReplies, "write", _wrong_queue_in_reply, "answers", By.WAYS, is_timed=False
+        "reply", SendCodec, "_reply", _wrong_queue_in_reply, "answers", By.WAYS, is_timed=False
     ),
     Seeded("send-back", SendBackHandlers, "send_back", _lost_in_company, "records", By.WAYS, _BACK),
     # In what all forms share.

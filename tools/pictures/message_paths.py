@@ -46,7 +46,7 @@ SEND: Final = Picture(
             ["broker/send/handlers.py"]),
         Box("replies", 2, 1, "8  Build replies",
             ["A typed result becomes a SEND reply"],
-            ["broker/send/send_replies.py"]),
+            ["broker/send/handlers.py"]),
         Box("admit", 3, 0, "4  Admit",
             ["Check permissions, topic and queue against", "the current settings"],
             ["broker/send/send_checks.py"]),

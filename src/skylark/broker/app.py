@@ -240,7 +240,7 @@ class Broker:
     async def _answer_waiting(self, graph: BrokerGraph) -> None:
         try:
             async with self._clock.timeout(STOP_GRACE_S):
-                await graph.durability.none_waiting()
+                await graph.durability.wait_for_pending()
         except TimeoutError:
             log.warning("messages still wait for disk or slaves after %.0f s", STOP_GRACE_S)
 

@@ -68,7 +68,6 @@ from skylark.broker.send.recall import RecallStep
 from skylark.broker.send.reply_handlers import ReplyStep
 from skylark.broker.send.send_back import SendBackStep
 from skylark.broker.send.send_checks import SendChecks
-from skylark.broker.send.send_replies import SendReplies
 from skylark.broker.send.send_step import RetryChecks, SendStep
 from skylark.broker.service_interception import intercept
 from skylark.broker.slave.metadata_sync import SlaveSync, SlaveTables
@@ -91,13 +90,9 @@ from skylark.broker.topics.config_rebuild import LostTopicsCheck
 from skylark.broker.topics.registration import MasterAddress, Registration
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.broker.transaction.end_transaction import EndTransactionStep
-from skylark.broker.transaction.half_batches import (
-    SendHalvesCodec,
-    SendHalvesRequest,
-    SendHalvesStep,
-)
-from skylark.broker.transaction.handlers import EndTransactionCodec
-from skylark.broker.transaction.record_lookup import topic_of_half
+from skylark.broker.transaction.half_batches import SendHalvesRequest, SendHalvesStep
+from skylark.broker.transaction.half_message import topic_of_half
+from skylark.broker.transaction.handlers import EndTransactionCodec, SendHalvesCodec
 from skylark.broker.transaction.transaction_service import TransactionService
 from skylark.core.clock import Clock
 from skylark.core.config import InvalidConfigError
@@ -422,7 +417,7 @@ class BrokerGraph:
         )
 
     def _make_put_handlers(self) -> None:
-        send_codec = SendCodec(self.send_checks, SendReplies(self.send_checks, self._store_host))
+        send_codec = SendCodec(self.send_checks, self._store_host)
         self.put_handlers = PutHandlers(
             self.services.puts,
             {
@@ -481,7 +476,7 @@ class BrokerGraph:
         if self.store.replica is None:
             self.transactions.recover()
         else:
-            self.store.replica.on_grown = self.pulls.waiting.grown
+            self.store.replica.on_grown = self.pulls.waiting.queues_grown
 
     def bring_to_disk(self) -> None:
         """The end of an orderly stop, after ``store.stop()``; in any thread, as ``open_store``."""

@@ -32,8 +32,7 @@ from skylark.broker.send.reply_handlers import ReplyHandlers
 from skylark.broker.send.send_back import SendBackHandlers
 from skylark.broker.table_saver import SettingsFile
 from skylark.broker.topics.topic_routes import TopicRoutes
-from skylark.broker.transaction.half_batches import EndHalvesHandlers
-from skylark.broker.transaction.handlers import ResumeHandlers
+from skylark.broker.transaction.handlers import EndHalvesHandlers, ResumeHandlers
 from skylark.net.dispatch import Dispatcher
 from skylark.store.file_system import FileSystem
 

@@ -5,22 +5,24 @@ Part of :class:`skylark.net.connection.Connection`::
     data_received -> bytes that wait
     a turn: bytes -> byte filter -> FrameBuffer.feed -> responses settle their calls
                                                      -> requests join the RequestQueue
-            RequestQueue -> dispatcher (hot handlers answer inline, cold ones become tasks)
-                         -> what they answer leaves in portions, each in one write
+            RequestQueue -> dispatcher (hot handlers run inline, cold ones as tasks)
+                         -> responses are written in portions, each in one write
 
-Requests of one connection are handled in the order in which they came. A turn begins when bytes
-come, and ends when all is handled or when the share of the connection is used up
-(:mod:`skylark.net.turn_share`); the rest waits for the next turn of the loop, and nothing more is
-read meanwhile. Bytes beyond the share are not even decoded: they wait here as if in the kernel.
+Requests of one connection are handled in the order of their arrival. A turn begins when bytes
+arrive, and ends when all requests are handled or the connection has used up its share
+(:mod:`skylark.net.turn_share`); the rest waits for the next turn of the loop, and the connection
+stops reading meanwhile. Bytes beyond the share are not decoded yet: they wait here as if in the
+kernel.
 
-Back-pressure: while the peer does not read, or while too many of its requests are being worked on,
-its requests wait, nothing is read from it, and its bytes stay in the kernel. One exception: answers
-to our own calls are read past the requests that wait, up to a turn's worth of these. Two ends that
-pipeline more than the kernel holds would otherwise each wait for the other to read first.
+Back-pressure: while the peer does not read, or too many of its requests are in progress, its
+requests wait, the connection stops reading, and further bytes stay in the kernel. One exception:
+responses to calls of this end are read past waiting requests, up to the requests of one turn. Two
+ends that pipeline more than the kernel buffers would otherwise each wait for the other to read
+first.
 
-Each request knows when its bytes arrived (:attr:`Inbound.arrived_at`), also one that waits for a
-later turn. Bytes beyond the share count as arrived when they become frames: until then they wait
-for the turns of other connections, and fast failure must not punish that.
+Each request has the time at which its bytes arrived (:attr:`Inbound.arrived_at`), also if it waits
+for a later turn. Bytes beyond the share count as arrived when they become frames: until then they
+wait for the turns of other connections, which fast failure must not count.
 """
 
 from __future__ import annotations
@@ -50,31 +52,31 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Looks at the first bytes of a connection; None means plain frames. May raise RemoteProtocolError.
+#: Chooses a byte filter by the first bytes; None for plain frames. May raise RemoteProtocolError.
 FirstBytes = Callable[["Connection", bytes], ByteFilter | None]
 
-#: From the time at which bytes are read to the time at which they count as arrived.
+#: Maps the time at which bytes are read to the time at which they count as arrived.
 Stamp = Callable[[float], float]
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner of connections, a server or a client, adds to each of them."""
+    """Hooks that the owner of connections, a server or a client, adds to each of them."""
 
     #: Chooses the byte filter of a connection by its first bytes.
     first_bytes: FirstBytes | None = None
-    #: Tells when bytes count as arrived; without it, when they are read.
+    #: Returns when bytes count as arrived; without it, bytes arrive when they are read.
     stamp: Stamp | None = None
-    #: A connection adds itself when it begins to hold bytes for its peer; the owner takes it out
+    #: A connection adds itself when it starts to hold bytes for its peer; the owner removes it
     #: (see :attr:`skylark.net.connection.Connection.held_size`).
     holders: set[Connection] | None = None
-    #: Called when a connection is there, and
+    #: Called when a connection is open.
     on_open: Callable[[Connection], None] | None = None
-    #: when it has ended, with the error if there was one.
+    #: Called when a connection has ended, with the error if there was one.
     on_close: Callable[[Connection, Exception | None], None] | None = None
 
 
 class Inbound:
-    """What comes from the peer of one connection, until its handlers have it."""
+    """Received bytes and requests of one connection, up to the call of their handlers."""
 
     def __init__(
         self,
@@ -88,9 +90,9 @@ class Inbound:
         owner: Owner,
     ) -> None:
         self.bytes_in = 0
-        #: When the bytes of the request that is being handled arrived.
+        #: When the bytes of the current request arrived.
         self.arrived_at = 0.0
-        #: Handlers at work.
+        #: Running handlers.
         self.tasks: set[asyncio.Task[None]] = set()
         self._connection = connection
         self._link = link
@@ -108,8 +110,8 @@ class Inbound:
         self._loop = asyncio.get_running_loop()
         self._frames = FrameBuffer(limits.frame_size_max)
         self._share = TurnShare(limits)
-        self._unread: deque[bytes] = deque()  # delivered, but beyond the share: not frames yet
-        self._unread_position = 0  # in the first of them
+        self._unread: deque[bytes] = deque()  # received beyond the share: not frames yet
+        self._unread_position = 0  # in the first chunk
         self._queue = RequestQueue()
         self._inflight = InflightRequests()
         self._turn_scheduled = False
@@ -118,14 +120,14 @@ class Inbound:
     # --- bytes ----------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came from the socket."""
+        """Handle bytes from the socket."""
         link = self._link
         if link.is_closing:
             return
         self.bytes_in += len(data)
         now = link.active_at = self._monotonic()
         if self._turn_scheduled or self._unread:
-            self._unread.append(data)  # it has had its share, or waits for something to end
+            self._unread.append(data)  # the share is used up, or the connection is blocked
             self._hold_bytes()
             self.update_reading()
             return
@@ -137,7 +139,7 @@ class Inbound:
         self._take_turn(now)
 
     def _take_bytes(self) -> bytes:
-        """The next bytes that wait: all that came together, but no more than a share."""
+        """The next waiting bytes: one chunk, but no more than a share."""
         unread, size_max = self._unread, self._bytes_max
         data, position = unread[0], self._unread_position
         end = position + size_max
@@ -153,7 +155,7 @@ class Inbound:
         return data
 
     def _feed(self, data: bytes, now: float) -> None:
-        """Bytes to frames; responses settle their calls, requests join the queue."""
+        """Decode bytes into frames; responses settle their calls, requests join the queue."""
         link = self._link
         arrived_at = now if self._stamp is None else self._stamp(now)
         try:
@@ -181,18 +183,18 @@ class Inbound:
         self._link.byte_filter = chooser(self._connection, data)
 
     def _fail(self, error: RemoteProtocolError) -> None:
-        log.warning("%r: %s; closing", self._link, error)
+        log.warning("closing %r: %s", self._link, error)
         self._outbound.close()
 
     # --- turns ----------------------------------------------------------------------------------
 
     def go_on(self) -> None:
-        """See again whether requests can be handled and bytes be read: something has ended."""
+        """Handle requests and read bytes again, if nothing blocks them any more."""
         self._schedule_turn()
         self.update_reading()
 
     def _schedule_turn(self) -> None:
-        """Go on soon if something waits and can go on; else the end of what blocks it calls."""
+        """Schedule a turn if requests or bytes wait and are not blocked; else ``go_on`` does."""
         if self._turn_scheduled:
             return
         if (self._queue and not self._is_blocked()) or (self._unread and self._wants_bytes()):
@@ -206,7 +208,7 @@ class Inbound:
             self._take_turn(self._monotonic())
 
     def _take_turn(self, now: float) -> None:
-        """Use the share of this turn: handle requests, read on; what is answered leaves."""
+        """Handle requests and decode bytes up to the share of this turn; write the responses."""
         outbound, share, queue, unread = self._outbound, self._share, self._queue, self._unread
         dispatcher, connection, runs = self._dispatcher, self._connection, self._dispatcher.runs
         in_runs, outbound.in_batch = 0, True
@@ -240,7 +242,7 @@ class Inbound:
             self.go_on()
         else:
             if share.is_used_up(outbound.bytes_out):
-                self._turn_scheduled = True  # more of this poll may come: it has to wait
+                self._turn_scheduled = True  # further bytes of this poll have to wait
                 self._loop.call_soon(self._next_turn)
             if self._frames.pending_size:
                 self._hold_bytes()
@@ -248,45 +250,45 @@ class Inbound:
             self.update_reading()
 
     def _next_run(self) -> list[Command]:
-        """Take the next requests that can be handled together: no more than a share.
+        """Take the next run of requests, no more than a share.
 
-        The seam for runs over several connections: a collector of what one poll brought asks each
-        connection for its runs here, and the share stays that of the connection.
+        The seam for runs over several connections: a collector would call this for each connection
+        of a poll, and the share would still apply per connection.
         """
         run, self.arrived_at = self._queue.take(self._dispatcher.runs, self._run_max)
         self._share.frames_left -= len(run)
         return run
 
     def _is_blocked(self) -> bool:
-        """Whether requests have to wait for the peer to read, or for others to be answered."""
+        """Whether requests must wait until the peer reads or other requests are done."""
         if self.tasks or self._inflight.size:
             return self._outbound.paused or self._tasks_full()
         return self._outbound.paused
 
     def _wants_bytes(self) -> bool:
-        """Whether further bytes may become frames, those that wait here or in the kernel."""
+        """Whether to decode further bytes, which wait here or in the kernel."""
         if not self._queue and not self._is_blocked():
             return True
         return len(self._calls) > 0 and not self._queue_full()
 
-    # --- requests at work -----------------------------------------------------------------------
+    # --- requests in flight ---------------------------------------------------------------------
 
     def hold(self, request: Command) -> None:
-        """A handler answers this request later; until then it counts as work."""
+        """Count a request as in flight: its handler responds later."""
         self._inflight.hold(request)
         self._hold_bytes()
 
     def let_go(self, request: Command) -> None:
-        """The late answer to this request is there."""
+        """End the flight of a request: its late response is there."""
         self._inflight.let_go(request)
 
     def answered(self) -> None:
-        """A late answer was sent."""
+        """Continue after a late response was sent."""
         if not self._reading or self._queue or self._unread:
             self.go_on()
 
     def spawn(self, work: Coroutine[Any, Any, None], request: Command) -> asyncio.Task[None]:
-        """Run a cold handler as a task; it goes on to its end even if the connection closes."""
+        """Run a cold handler as a task, which continues even if the connection closes."""
         self._inflight.size += (size := held_size(request))
         self._share.tasks_left -= 1
         self._hold_bytes()
@@ -299,7 +301,7 @@ class Inbound:
             self._dispatcher.tasks.discard(finished)
             self._inflight.size -= size
             if not finished.cancelled() and (error := finished.exception()) is not None:
-                log.error("%r: a handler task failed", self._link, exc_info=error)
+                log.error("a handler task of %r failed", self._link, exc_info=error)
             self.go_on()
 
         task.add_done_callback(done)
@@ -318,18 +320,18 @@ class Inbound:
 
     @property
     def waiting_size(self) -> int:
-        """Bytes that came and that no handler has seen."""
+        """Received bytes that no handler has got yet."""
         unread_size = sum(map(len, self._unread)) - self._unread_position
         return unread_size + self._frames.pending_size + self._queue.size
 
     @property
     def inflight_size(self) -> int:
-        """Bytes of requests that handlers work on."""
+        """Bytes of the requests in flight."""
         return self._inflight.size
 
     def lost(self) -> None:
-        """The connection has ended: no peer reads the answers."""
-        # Handlers at work are not cancelled: a half-done change is worse than an unread answer.
+        """Drop waiting requests and bytes: the connection has ended."""
+        # Running handlers are not cancelled: a half-done change is worse than an unread response.
         self._queue.clear()
         self._unread.clear()
         self._unread_position = 0
@@ -341,7 +343,7 @@ class Inbound:
         return self._reading
 
     def update_reading(self) -> None:
-        """Read from the socket, or stop, as the state of the connection demands."""
+        """Pause or resume reading from the socket, by the state of the connection."""
         transport = self._link.transport
         if transport is None or self._link.is_closing or transport.is_closing():
             return

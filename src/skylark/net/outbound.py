@@ -1,4 +1,4 @@
-"""The outbound half of a connection: frames are queued, written in portions, and bounded.
+"""The outbound half of a connection: queues frames, writes them in portions, and bounds them.
 
 Part of :class:`skylark.net.connection.Connection`. The queue itself, with the leases on views of
 mapped files, is :mod:`skylark.net.write_queue`; this module decides *when* it is written::
@@ -7,14 +7,14 @@ mapped files, is :mod:`skylark.net.write_queue`; this module decides *when* it i
                           at the end of a batch, or in the next turn of the loop
                        -> one write to the transport
 
-Back-pressure has three marks. The transport is asked to tell when it has written everything (its
-high-water mark is zero): then leases on views end. Above ``write_buffer_high`` the peer counts as
-not reading (:attr:`Outbound.paused`) until it has read all; its requests and callers wait. Replies
-and notices sent without waiting are bounded too: a peer that leaves more than ``write_buffer_max``
-unread is cut off.
+Back-pressure has three marks. The high-water mark of the transport is zero, so that it reports when
+it has written all bytes: then leases on views end. Above ``write_buffer_high`` the peer counts as
+not reading (:attr:`Outbound.paused`) until it has read all bytes; its requests and callers wait.
+Responses and one-way requests that do not wait are bounded too: a peer with more than
+``write_buffer_max`` unread bytes is disconnected.
 
-Whoever waits for room to write, for a permit of the call window or for the end of the connection
-waits for one future (:meth:`Outbound.room_announced`), and looks again when it is done.
+Callers that wait for room to write, for a permit of the call window or for the end of the
+connection share one future (:meth:`Outbound.room_announced`), and check again when it is done.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ log = logging.getLogger(__name__)
 
 
 class Outbound:
-    """What leaves through one link."""
+    """Writes commands to one link."""
 
     def __init__(
         self, link: Link, clock: Clock, limits: NetLimits, on_paused: Callable[[], None]
     ) -> None:
-        """``on_paused`` hears when :attr:`paused` has become true."""
+        """``on_paused`` is called when :attr:`paused` has become true."""
         self.queue = WriteQueue()
         self.bytes_out = 0
-        #: More than ``write_buffer_high`` waited to be written, and not all of it has left since.
+        #: Unsent bytes exceeded ``write_buffer_high`` and have not been sent completely since.
         self.paused = False
-        #: Requests are being handled: what they answer is written at the end, or in portions.
+        #: Requests are being handled: their responses are written at the end, or in portions.
         self.in_batch = False
         self._link = link
         self._monotonic = clock.monotonic
@@ -59,32 +59,32 @@ class Outbound:
     # --- frames ---------------------------------------------------------------------------------
 
     def send(self, command: Command) -> None:
-        """Queue one command; it leaves with others of this batch or of this loop turn.
+        """Queue one command; it is written with others of this batch or of this loop turn.
 
-        Not with all of them if there are many, but in portions: the peer works on the first while
-        the next are made. Small portions cost both ends more than they gain.
+        Many commands are written in portions, so that the peer handles the first while the next are
+        made. Small portions cost both ends more than they gain.
         """
         self.add(command)
         self._added()
 
     def send_frame(self, frame: bytes) -> None:
-        """:meth:`send` a command that is encoded already; nothing happens while closing."""
+        """:meth:`send` an encoded command; does nothing while closing."""
         if not self._link.is_closing:
             self.queue.add_frame(frame)
             self._added()
 
     def send_now(self, command: Command) -> None:
-        """Write one command, and all that is queued before it."""
+        """Write one command, after all queued ones."""
         self.add(command)
         self.flush()
 
     def write_raw(self, data: bytes) -> None:
-        """Write bytes past the queue and the byte filter, which made them."""
+        """Write bytes of the byte filter itself, past the queue."""
         if data and self._link.transport is not None:
             self._link.transport.write(data)
 
     def add(self, command: Command) -> None:
-        """Queue one command, to leave with the next flush."""
+        """Queue one command for the next flush."""
         if self._link.is_closing or self._link.transport is None:
             raise ConnectionClosedError(f"{self._link!r} is closed")
         self.queue.add(command)
@@ -102,7 +102,7 @@ class Outbound:
         self.flush()
 
     def flush(self) -> None:
-        """Hand everything queued to the transport in one ``writelines``."""
+        """Write all queued commands to the transport at once."""
         link, queue = self._link, self.queue
         transport, byte_filter = link.transport, link.byte_filter
         if not queue.count or link.is_closing or transport is None:
@@ -112,15 +112,15 @@ class Outbound:
             encode = None if byte_filter is None else byte_filter.sending
             self.bytes_out += queue.write(transport, encode)
         except Exception:
-            # These answers are lost: the peer must not go on waiting for them.
-            log.exception("%r: answers cannot be written, closing", link)
+            # These responses are lost: the peer must not wait for them.
+            log.exception("closing %r: its responses cannot be written", link)
             self.abort()
             return
         unsent_size = transport.get_write_buffer_size()
         if not unsent_size:
             queue.sent()
         elif unsent_size > self._limits.write_buffer_max:
-            log.warning("%r does not read: %d bytes wait for it, closing", link, unsent_size)
+            log.warning("closing %r: it does not read, %d bytes are unsent", link, unsent_size)
             self.abort()
         elif unsent_size > self._limits.write_buffer_high and not self.paused:
             self.paused = True
@@ -129,7 +129,7 @@ class Outbound:
     # --- back-pressure --------------------------------------------------------------------------
 
     def all_written(self) -> bool:
-        """The transport has written everything; returns whether the peer counted as not reading."""
+        """The transport has written all bytes; returns whether the peer counted as not reading."""
         self.queue.sent()
         if not self.paused:
             return False
@@ -139,7 +139,7 @@ class Outbound:
         return True
 
     def call_when_writable(self, callback: Callable[[], None]) -> None:
-        """Call back once the peer has read what waits for it, or once the connection has ended."""
+        """Call back once the peer has read the unsent bytes, or once the connection has ended."""
         self._when_writable.append(callback)
 
     def _call_writers(self) -> None:
@@ -147,7 +147,7 @@ class Outbound:
             self._when_writable.popleft()()
 
     async def drain(self) -> None:
-        """Wait until the peer has read enough for more to be written, or never will."""
+        """Wait until the peer reads again, or the connection is closing."""
         while self.paused and not self._link.is_closing:
             await self.room_announced()
 
@@ -162,7 +162,7 @@ class Outbound:
         return self._room is not None
 
     def announce_room(self) -> None:
-        """Let those who wait look again: for room to write, a permit, or the end."""
+        """Wake callers that wait for room to write, a permit, or the end of the connection."""
         room, self._room = self._room, None
         if room is not None:
             room.set_result(None)
@@ -170,7 +170,7 @@ class Outbound:
     # --- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Write what is queued, then close; a peer that does not read is cut off when idle."""
+        """Write the queue, then close; the idle check aborts a peer that does not read."""
         link = self._link
         if link.transport is not None and not link.is_closing:
             self.flush()
@@ -180,7 +180,7 @@ class Outbound:
             self.announce_room()
 
     def abort(self) -> None:
-        """Close at once; what is queued is lost."""
+        """Close at once; queued bytes are lost."""
         link = self._link
         if link.transport is not None:
             link.is_closing = True
@@ -188,7 +188,7 @@ class Outbound:
             self.announce_room()
 
     def lost(self) -> None:
-        """The transport has ended: leases end, and so do all waits."""
+        """End all leases and waits: the transport has ended."""
         self.queue.drop()
         self.announce_room()
         self._call_writers()

@@ -43,7 +43,7 @@ from skylark.store.file_sequence import MappedFiles
 from skylark.store.index import IndexService
 from skylark.store.mapped_file import MappedFile
 from skylark.store.queue_registry import ConsumeQueues
-from skylark.store.reput import HIDDEN_KINDS, TagsCodes, enter
+from skylark.store.reput import HIDDEN_KINDS, TagsCodes, add_queue_entry
 from skylark.wire.layout import (
     BLANK_RECORD,
     BLANK_SIZE_MIN,
@@ -357,7 +357,7 @@ class Replay:
 
     def _enter_one(self, records: RecordTexts, row: int, queue: EntryQueue, tags_code: int) -> None:
         columns = records.columns
-        entered = enter(
+        entered = add_queue_entry(
             queue,
             int(columns.log_offset[row]),
             int(columns.total_size[row]),

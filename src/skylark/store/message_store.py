@@ -392,7 +392,7 @@ class MessageStore:
         """
         self._halt()
         self._has_stopped = True
-        self.dispatch.silence()
+        self.dispatch.stop_reporting_arrivals()
         if self._flush is not None:
             self._flush.answer_all()
 

@@ -1,29 +1,28 @@
-"""Put: from a draft to a record in the log and its entries in the views, in one pass.
+"""Put: appends drafts to the log as records and dispatches them to the derived files, in one pass.
 
-Checks in Java's order (``HookUtils.checkBeforePutMessage``, ``MessageExtEncoder``), then append and
-dispatch. A queue offset is used up only by an append that succeeded: a failed one leaves no
-gap. Statuses and their response codes are in :mod:`skylark.store.store_results`.
+Checks come in Java's order (``HookUtils.checkBeforePutMessage``, ``MessageExtEncoder``), then
+append and dispatch. Only a successful append uses a queue offset: a failed one leaves no gap.
+Statuses and their response codes are in :mod:`skylark.store.store_results`.
 
-**Limits** (:class:`PutLimits`). A client's message is held to the settings. A copy that the broker
-makes of a stored message is held to the record format only: the settings may have changed since
-the message was acknowledged. A message that waits for the broker to copy it (in the timer topic,
-in the half topic) is put only if its copies will fit: ``copy_growth`` says how many bytes of
-properties they have more than its own record.
+**Limits** (:class:`PutLimits`). The settings limit a client's message. Only the record format
+limits a copy that the broker makes of a stored message: the settings may have changed since the
+message was acknowledged. A message that the broker will copy (in the timer topic, in the half
+topic) is put only if its copies will fit: ``copy_growth`` returns how many bytes of properties they
+have more than its record.
 
-What a crash leaves behind at any line: limits are compared before a byte is written, so nothing of
-a message that is refused; and of a message within them what :class:`CommitLog` says, whichever
-limits they were. Recovery knows no ``maxMessageSize``: a record above it is kept whole or not at
-all, like any other. ``copy_growth`` is not stored; a store that was written without it is read all
-the same.
+Crash: limits are checked before a byte is written, so a refused message leaves nothing. An accepted
+one leaves what :class:`CommitLog` describes, whichever limits applied. Recovery does not use
+``maxMessageSize``: a larger record is kept whole or not at all, like any other. ``copy_growth`` is
+not stored; a store that was written without it is readable.
 
-The result comes back at once; whether the message is *durable* is another question, which
-:meth:`MessageStore.when_durable` answers. A full disk is SERVICE_NOT_AVAILABLE, so that producers
-try another broker, and the store stops accepting until retention sees room again.
+The result is returned at once; :meth:`MessageStore.when_durable` reports when the message is
+*durable*. If the disk is full, the status is SERVICE_NOT_AVAILABLE, so that producers try another
+broker, and the store refuses messages until retention finds room again.
 
-**Errors that nobody foresaw.** What the log has must be in the views: a record without an entry is
-invisible, and the next one of its queue takes its place. So each message of a run fails alone, and
-a dispatch that breaks off (because whoever is told of arrivals has a defect) is gone on with. A put
-is an error only if its record is not in the log, or if its entries cannot be made.
+**Unexpected errors.** Every record of the log must be in the derived files: a record without a
+queue entry is invisible, and the next record of its queue would take its offset. So each message of
+a run fails alone, and a dispatch that raises (because a callback for arrivals has a defect) is
+continued. A put fails only if its record is not in the log, or if its entries cannot be made.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ logger = logging.getLogger(__name__)
 
 Queue = TypeVar("Queue", bound=EntryQueue)
 
-#: Bytes of properties by which a copy of a waiting message, given its topic and its property
-#: string, is longer than its record; at most :data:`COPY_GROWTH_MAX`.
+#: Given the topic and property string of a timed or half message, returns how many bytes of
+#: properties its copies have more than its record; at most :data:`COPY_GROWTH_MAX`.
 CopyGrowth: TypeAlias = Callable[[str, bytes], int]
 
 RETRY_TOPIC_SIZE_MAX: Final = 255
@@ -75,7 +74,7 @@ _FIELD_SIZE_MAX: Final = TOPIC_SIZE_V1_MAX + 1  # with the byte that holds the l
 
 
 def no_growth(_topic: str, _properties: bytes) -> int:
-    """For a store of which no copies are made."""
+    """Copy growth of a store whose messages are not copied."""
     return 0
 
 
@@ -101,19 +100,19 @@ class Putter:
         self._adds_crc = config.enabled_append_prop_crc
         crc_size = PROPERTY_CRC_SIZE if self._adds_crc else 0
         self._properties_size_max = PROPERTIES_SIZE_MAX - crc_size
-        # Shorter properties surely leave room for copies.
+        # Properties up to this size leave room for any copy.
         self._usual_properties_size_max = self._properties_size_max - COPY_GROWTH_MAX
         self._copy_growth = copy_growth
         self._refuses = config.broker_role is BrokerRole.SLAVE
         self._topics: dict[str, TopicField] = {}
 
     def shut_down(self) -> None:
-        """Refuse everything from now on."""
+        """Refuse all messages from now on."""
         self._refuses = True
 
     def properties_fit(self, properties: bytes, growth: int = 0) -> bool:
-        """Whether a record can hold properties that many bytes longer, with their checksum."""
-        size_max = self._properties_size_max - self._missing_end(properties)
+        """Whether a record can hold these properties and ``growth`` bytes, with their checksum."""
+        size_max = self._properties_size_max - self._missing_separator_size(properties)
         return len(properties) + growth <= size_max
 
     def put(self, draft: Draft) -> PutResult:
@@ -121,9 +120,9 @@ class Putter:
         return self.put_run([draft])[0]
 
     def put_batch(self, draft: Draft, batch: Batch) -> PutResult:
-        """Store the messages of a batch as records of their own, all or none.
+        """Store each message of a batch as a record, all or none.
 
-        Topic, queue and times are the draft's; its body is not looked at.
+        Topic, queue and times come from the draft; its body is ignored.
         """
         return self.put(msgspec.structs.replace(draft, batch=batch))
 
@@ -134,10 +133,10 @@ class Putter:
         return self.put(msgspec.structs.replace(draft, inner_count=message_count))
 
     def put_run(self, drafts: Sequence[Draft]) -> list[PutResult]:
-        """Store messages that came together, in their order, each on its own.
+        """Store the messages of a run, in order; each may fail alone.
 
         A draft with a ``batch`` becomes a record for each of its messages, all or none; one with an
-        ``inner_count`` becomes one record that stands for so many.
+        ``inner_count`` becomes one record of so many messages.
         """
         results: list[PutResult] = []
         appended: list[Appended] = []
@@ -151,22 +150,22 @@ class Putter:
                 else:
                     result = self._append(draft, now_ms, appended)
             except Exception:
-                logger.exception("a message could not be stored")
+                logger.exception("the store cannot store a message")
                 result = PutResult(PutStatus.UNKNOWN_ERROR)
             results.append(result)
         if appended:
             try:
                 self._dispatch.add_run(appended, now_ms)
             except Exception as error:  # noqa: BLE001 - raised again if entries are missing
-                self._go_on(appended, now_ms, error)
+                self._dispatch_remaining(appended, now_ms, error)
         return results
 
-    def _go_on(self, records: list[Appended], now_ms: int, error: Exception) -> None:
-        """Dispatch what an error has left over; raises it if that is not possible."""
+    def _dispatch_remaining(self, records: list[Appended], now_ms: int, error: Exception) -> None:
+        """Dispatch the records that an error has left over; raises it if that is not possible."""
         dispatch = self._dispatch
         if dispatch.waiting_count:
-            raise error  # out of memory: which of them wait for the disk already cannot be told
-        logger.error("the dispatch of %s messages broke off", len(records), exc_info=error)
+            raise error  # out of memory: unknown which of them wait for the disk already
+        logger.error("the dispatch of %s messages failed midway", len(records), exc_info=error)
         missing = False
         for queue, log_offset, size, sys_flag, properties in records:
             if log_offset < dispatch.dispatched_until:
@@ -174,16 +173,16 @@ class Putter:
             try:
                 dispatch.add_run([(queue, log_offset, size, sys_flag, properties)], now_ms)
             except Exception as again:
-                logger.debug("a dispatch broke off again", exc_info=again)
+                logger.debug("the dispatch of a message failed again", exc_info=again)
                 missing |= dispatch.dispatched_until < log_offset + size
         if missing:
             raise error
 
     def _append(self, draft: Draft, now_ms: int, appended: list[Appended]) -> PutResult:
-        """Write one message into the log, if nothing speaks against it."""
+        """Append one message to the log, unless it is refused."""
         properties, sys_flag = draft.properties, draft.sys_flag
         topic = self._topics.get(draft.topic) or self._topic(draft.topic)
-        # One condition that holds for nearly every message; which part failed is found out later.
+        # One condition that holds for nearly every message; _refusal finds which part failed.
         if not (
             self._flags.writeable
             and 0 < len(draft.body) <= self._body_size_max
@@ -216,7 +215,7 @@ class Putter:
     def _append_batch(
         self, draft: Draft, batch: Batch, now_ms: int, appended: list[Appended]
     ) -> PutResult:
-        """Write the messages of a batch into the log, all or none."""
+        """Append the messages of a batch to the log, all or none."""
         topic = self._topics.get(draft.topic) or self._topic(draft.topic)
         refusal = self._batch_refusal(draft, topic, batch)
         if refusal is not None:
@@ -238,10 +237,10 @@ class Putter:
         return PutResult(PutStatus.PUT_OK, offsets[0], sum(sizes), queue_offset, now_ms, count)
 
     def _append_inner_batch(self, draft: Draft, now_ms: int, appended: list[Appended]) -> PutResult:
-        """Write a batch body unsplit, as one record of a BatchCQ topic.
+        """Append a batch body unsplit, as one record of a BatchCQ topic.
 
-        INNER_BASE and INNER_NUM are added to the properties, and the bits that tell consumers to
-        unwrap it; the queue moves on by the number of messages.
+        Adds INNER_BASE and INNER_NUM to the properties, and the flags by which consumers unwrap it;
+        the queue offset grows by the number of messages.
         """
         message_count = draft.inner_count
         topic = self._topics.get(draft.topic) or self._topic(draft.topic)
@@ -290,8 +289,8 @@ class Putter:
         if not self.properties_fit(properties, growth):
             return PutStatus.PROPERTIES_SIZE_EXCEEDED
         if properties[-1:] == b"\0" or _ZERO_SECTOR in properties:
-            # Recovery takes a record that ends in a zero, or has a sector of them where no checksum
-            # is, for one that the disk has only in part: it must not be taken in.
+            # Recovery would treat a record that ends in a zero, or has a sector of zeros outside
+            # the checksum, as torn: the store must refuse it.
             return PutStatus.MESSAGE_ILLEGAL
         is_too_large = (
             body_size > self._body_size_max
@@ -302,7 +301,7 @@ class Putter:
         if is_too_large:
             return PutStatus.MESSAGE_ILLEGAL
         if draft.sys_flag & FLAG_INNER_BATCH:
-            return PutStatus.MESSAGE_ILLEGAL  # only topics of type BatchCQ take inner batches
+            return PutStatus.MESSAGE_ILLEGAL  # only topics of type BatchCQ accept inner batches
         return None
 
     def _batch_refusal(self, draft: Draft, topic: TopicField, batch: Batch) -> PutStatus | None:
@@ -322,7 +321,7 @@ class Putter:
             or max(batch.sizes) > usual_max
             or not all(batch.bodies)
             or 0 in b"".join(batch.properties)
-        ):  # one condition that holds for hardly any batch; which message it is comes out here
+        ):  # true for hardly any batch; the loop finds the message that is refused
             for message in batch:
                 body_size, properties = len(message.body), message.properties
                 refusal = self._refusal(draft, topic, body_size, properties)
@@ -332,8 +331,8 @@ class Putter:
         is_too_large = of_client and sum(batch.sizes) > self._record_size_max
         return PutStatus.MESSAGE_ILLEGAL if is_too_large else None
 
-    def _missing_end(self, properties: bytes) -> int:
-        """Bytes that a checksum needs before it, beside its own."""
+    def _missing_separator_size(self, properties: bytes) -> int:
+        """Size of the separator that a checksum needs before it, 0 or 1."""
         return self._adds_crc and bool(properties) and properties[-1:] != b"\x02"
 
     def _may_be_long(self, topic: str, of_client: bool) -> bool:
@@ -349,17 +348,17 @@ class Putter:
         return field
 
     def _new_queue(self, make: Callable[[str, int], Queue], draft: Draft) -> Queue | None:
-        """The queue of a message; None if it cannot be named so, or holds the other kind."""
+        """The queue of a message; None if its name is invalid, or it is of the other kind."""
         try:
             return make(draft.topic, draft.queue_id)
         except StoreError as error:
-            logger.debug("a message is refused: %s", error)
+            logger.debug("the store refuses a message: %s", error)
             return None
 
     def _failure(self, error: StoreError) -> PutStatus:
         if isinstance(error, StoreFullError):
             if self._flags.set(StoreFlag.DISK_FULL):
-                logger.error("no message is taken until there is room: %s", error)
+                logger.error("the store refuses messages until there is room: %s", error)
             return PutStatus.SERVICE_NOT_AVAILABLE
-        logger.error("a message could not be stored: %s", error)
+        logger.error("the store cannot store a message: %s", error)
         return PutStatus.CREATE_MAPPED_FILE_FAILED

@@ -1,27 +1,28 @@
-"""Dispatch: from a record of the log to its entries in the views, at append and at replay.
+"""Reput: makes the entries of the derived files from records of the log, at append and at replay.
 
-The log is the only truth; a consume queue entry and index entries are made from each record::
+Only the log is authoritative. Each record makes one consume queue entry and index entries::
 
     topic, queue id, log offset, size, tags code   ->  consume queue   (not for half messages
                                                        and rollbacks)
     topic, UNIQ_KEY, KEYS, TAGS, store time        ->  index           (not for rollbacks)
 
-With ASYNC_FLUSH this happens in the append pass, so that there is no polling delay. With
-SYNC_FLUSH a record becomes visible only when it is on disk: its dispatch waits here, in order of
-the log, until :meth:`Dispatch.release` says how far the disk is. Nobody reads what a power cut
-could take back (``readUnCommitted`` turns that off).
+With ASYNC_FLUSH this happens right after the append, without a polling delay. With SYNC_FLUSH a
+record becomes visible only when it is on disk: its dispatch waits here, in order of the log, until
+:meth:`Dispatch.release` is called with the flushed offset. So no consumer reads a message that a
+power failure could take back (``readUnCommitted`` turns that off).
 
 **Tags code.** The Java hash of the property TAGS, 0 without one. In the queue of delayed messages
 it is the time of delivery: store time plus the delay of the level in DELAY.
 
-**Inner batches.** A queue of a BatchCQ topic gets one entry for each record that says which
-messages it holds (INNER_BASE, INNER_NUM), and none for any other record.
+**Inner batches.** A queue of a BatchCQ topic gets one entry for each record with INNER_BASE and
+INNER_NUM, which number its messages, and none for other records.
 
-**Replay** (:mod:`skylark.store.log_replay`) makes the same entries for many records at once; what
-is decided about a single one is decided here: :data:`HIDDEN_KINDS`, :class:`TagsCodes`,
-:func:`inner_batch`, :func:`enter`.
+**Replay** (:mod:`skylark.store.log_replay`) makes the same entries for many records at once; the
+rules for a single record are here: :data:`HIDDEN_KINDS`, :class:`TagsCodes`, :func:`inner_batch`,
+:func:`add_queue_entry`.
 
-Crash: entries that waited, or lay in memory, are lost; recovery makes them again from the log.
+Crash: entries that waited, or were in memory only, are lost; recovery makes them again from the
+log.
 
 Counterpart of Java's ``ReputMessageService``, ``CommitLogDispatcherBuildConsumeQueue`` and
 ``CommitLogDispatcherBuildIndex``.
@@ -48,7 +49,7 @@ from skylark.wire.layout import (
 )
 from skylark.wire.properties import find_raw_property
 
-#: Transaction types that no consumer sees: half messages, and the marks of a rollback.
+#: Transaction types without a queue entry: half messages and rollbacks.
 HIDDEN_KINDS: Final = (FLAG_TRANSACTION_PREPARED, FLAG_TRANSACTION_ROLLBACK)
 
 _DELAY: Final = b"DELAY"
@@ -57,12 +58,12 @@ _INNER_NUM: Final = b"INNER_NUM"
 _NUMBER_SIZE_MAX: Final = 18  # digits that surely fit into 64 bits
 _INT64_MAX: Final = (1 << 63) - 1
 _CACHED_TAGS_MAX: Final = 10_000
-_ALIKE_MIN: Final = 4  # records for which it pays to look whether they are alike
+_ALIKE_MIN: Final = 4  # records from which on a check for equal properties pays off
 _UNKNOWN_LEVEL_MS: Final = 1_000  # as Java
 
 
 class Arrival(NamedTuple):
-    """A message that can be read from now on: for held pulls and whoever else waits."""
+    """A message that has become readable: for held pulls and deliveries."""
 
     topic: str
     queue_id: int
@@ -74,7 +75,7 @@ class Arrival(NamedTuple):
 
 #: Called for each message that becomes readable, in order of the log.
 OnArrival: TypeAlias = Callable[[Arrival], None]
-#: Asked before, with topic and queue id, whether anybody wants to know.
+#: Whether arrivals in a queue, given its topic and queue id, are reported.
 IsAwaited: TypeAlias = Callable[[str, int], bool]
 
 
@@ -94,7 +95,7 @@ class InnerBatch(NamedTuple):
 
 
 def inner_batch(properties: bytes) -> InnerBatch | None:
-    """What the properties of a record say about the messages in it, if they do."""
+    """The messages of a record by its properties; None if it is not an inner batch."""
     queue_offset = _number(properties, _INNER_BASE)
     message_count = _number(properties, _INNER_NUM)
     if queue_offset is None or not message_count or message_count > MESSAGE_COUNT_MAX:
@@ -109,7 +110,7 @@ def _number(properties: bytes, name: bytes) -> int | None:
     return int(text)
 
 
-def enter(
+def add_queue_entry(
     queue: EntryQueue,
     log_offset: int,
     size: int,
@@ -118,9 +119,9 @@ def enter(
     store_timestamp: int,
     properties: bytes,
 ) -> Dispatched | None:
-    """Make the queue entry of a visible record of the log, unless it is there.
+    """Make the queue entry of a visible record, unless it exists.
 
-    None: such a record has none in this queue.
+    Returns None if the queue has no entry for such a record.
     """
     if isinstance(queue, ConsumeQueue):
         return queue.dispatch(log_offset, size, tags_code, queue_offset)
@@ -131,14 +132,14 @@ def enter(
 
 
 class TagsCodes:
-    """Tags codes by property, with the hashes of recent tags at hand."""
+    """Computes tags codes, with a cache of the hashes of recent tags."""
 
     __slots__ = ("_delays_ms", "known")
 
     def __init__(self, delays_ms: Sequence[int] = ()) -> None:
         """``delays_ms``: delay of each level, the first is level 1."""
         self._delays_ms = tuple(delays_ms)
-        #: Hashes of recent tags, and of none.
+        #: Hashes of recent tags, and 0 for None.
         self.known: dict[bytes | None, int] = {None: 0}
 
     def of(self, topic: str, tags: bytes | None, properties: bytes, store_timestamp: int) -> int:
@@ -171,20 +172,20 @@ class TagsCodes:
         level = min(int(text), len(self._delays_ms))
         delay_ms = self._delays_ms[level - 1] if level else _UNKNOWN_LEVEL_MS
         due = store_timestamp + delay_ms
-        return due if due <= _INT64_MAX else due - (1 << 64)  # a record may hold any store time
+        return due if due <= _INT64_MAX else due - (1 << 64)  # a record may have any store time
 
 
 #: A dispatch that waits for the disk: end offset, queue, log offset, sys flag, store time,
-#: properties. Not a class: one is made for every message.
+#: properties. A tuple, because there is one for every message.
 _Waiting: TypeAlias = tuple[int, EntryQueue, int, int, int, bytes]
-#: The same when it is in the index: with the tags code of its entry, None if it gets none.
+#: The same after indexing: with the tags code of its queue entry, None if it gets none.
 _Prepared: TypeAlias = tuple[int, EntryQueue, int, int | None, int, bytes]
 #: A record just appended: its queue, log offset, size, sys flag, properties.
 Appended: TypeAlias = tuple[EntryQueue, int, int, int, bytes]
 
 
 class Run(NamedTuple):
-    """Records appended one after the other, by column: :data:`Appended` turned round."""
+    """Consecutive records as columns: :data:`Appended` transposed."""
 
     queues: Sequence[EntryQueue]
     log_offsets: Sequence[int]
@@ -194,7 +195,7 @@ class Run(NamedTuple):
 
 
 class Dispatch:
-    """Feeds queues and index with the records that the log takes in."""
+    """Makes queue and index entries for the records that are appended to the log."""
 
     def __init__(
         self,
@@ -205,7 +206,7 @@ class Dispatch:
         is_awaited: IsAwaited | None = None,
         after_flush: bool = False,
     ) -> None:
-        """``after_flush``: let records wait for :meth:`release`."""
+        """``after_flush``: records wait for :meth:`release`."""
         self._index = index
         self._tags_codes = tags_codes
         self._known_tags = tags_codes.known
@@ -225,18 +226,18 @@ class Dispatch:
 
     @property
     def indexed_until(self) -> int:
-        """End of the last record that the index was given."""
+        """End of the last record in the index."""
         return self._prepared[-1][0] if self._prepared else self.dispatched_until
 
     def resume(self, log_end: int, store_timestamp: int) -> None:
-        """Go on behind what recovery has dispatched: the end and the last store time of the log."""
+        """Continue after recovery, given the end and the last store time of the log."""
         self.dispatched_until = log_end
         self.dispatched_timestamp = store_timestamp
 
     def add_run(self, appended: Sequence[Appended], store_timestamp: int) -> None:
-        """Take in records that were appended one after the other in the same moment.
+        """Dispatch consecutive records with one store time.
 
-        Their entries are made now, or when :meth:`release` says that they are on disk.
+        Their entries are made now, or by :meth:`release` when they are on disk.
         """
         if self._waiting is not None:
             self._waiting += [
@@ -259,17 +260,20 @@ class Dispatch:
                     )
                 )
         self._put_into_index(keyed, store_timestamp)
-        if run is not None and self._enter_at_once(run, tags_codes, store_timestamp):
+        if run is not None and self._add_entries(run, tags_codes, store_timestamp):
             return
         for (queue, log_offset, size, _, properties), code in zip(
             appended, tags_codes, strict=True
         ):
-            self._enter(queue, log_offset, size, code, store_timestamp, properties)
+            self._add_entry(queue, log_offset, size, code, store_timestamp, properties)
 
-    def _enter_at_once(
+    def _add_entries(
         self, run: Run, tags_codes: Sequence[int | None], store_timestamp: int
     ) -> bool:
-        """:meth:`_enter` for records of one queue that nothing waits for; whether they are such."""
+        """:meth:`_add_entry` for a run of one queue whose arrivals are not reported.
+
+        Returns false, and does nothing, for other runs.
+        """
         queue = run.queues[0]
         if (
             type(queue) is not ConsumeQueue
@@ -285,20 +289,20 @@ class Dispatch:
         self.dispatched_timestamp = store_timestamp
         return True
 
-    def silence(self) -> None:
-        """Report no arrivals any more."""
+    def stop_reporting_arrivals(self) -> None:
+        """Call ``on_arrival`` no more."""
         self._on_arrival = None
         self._is_awaited = _never
 
     def prepare(self, log_end: int) -> None:
-        """Index the records that wait for the disk up to here: work for the time the disk takes.
+        """Index the waiting records up to ``log_end``, while the disk is being synced.
 
-        Nobody sees them yet: queries by key stop at :attr:`dispatched_until`. What a crash leaves
-        are index entries behind the end of the log, which recovery drops in every flush mode.
+        They are not visible yet: queries by key stop at :attr:`dispatched_until`. A crash leaves
+        index entries behind the end of the log, which recovery drops in every flush mode.
         """
         waiting, prepared = self._waiting, self._prepared
         keyed: KeyedRecords = []
-        moment = 0  # store time of those
+        moment = 0  # store time of ``keyed``
         while waiting and waiting[0][0] <= log_end:
             end, queue, log_offset, sys_flag, store_timestamp, properties = waiting.popleft()
             if store_timestamp != moment:
@@ -315,15 +319,15 @@ class Dispatch:
     def release(self, flushed_until: int) -> None:
         """Dispatch the waiting records that are on disk now.
 
-        A queue that was deleted meanwhile gets none: it would write into the files of a new one.
+        Skips queues that were deleted meanwhile: an entry would go into the files of a new queue.
         """
         self.prepare(flushed_until)
-        prepared, enter = self._prepared, self._enter
+        prepared, add_entry = self._prepared, self._add_entry
         while prepared and prepared[0][0] <= flushed_until:
             end, queue, log_offset, tags_code, store_timestamp, properties = prepared.popleft()
             if queue.is_deleted:
                 tags_code = None
-            enter(queue, log_offset, end - log_offset, tags_code, store_timestamp, properties)
+            add_entry(queue, log_offset, end - log_offset, tags_code, store_timestamp, properties)
 
     def _read(
         self,
@@ -336,7 +340,7 @@ class Dispatch:
     ) -> int | None:
         """The tags code of a record's queue entry, None if it gets none.
 
-        What the index needs is added to ``keyed``.
+        Adds the record's index keys to ``keyed``.
         """
         tags, unique_id, keys = indexed_values(properties)
         kind = sys_flag & FLAG_TRANSACTION_MASK
@@ -350,7 +354,7 @@ class Dispatch:
         return known_code
 
     def _read_alike(self, run: Run, keyed: KeyedRecords) -> list[int | None] | None:
-        """:meth:`_read` for records of which one tells everything; None if they are not so."""
+        """:meth:`_read` for records that differ in their unique ids only; None for others."""
         count, sys_flag, topic = len(run.queues), run.sys_flags[0], run.queues[0].topic
         if (
             sys_flag & FLAG_TRANSACTION_MASK
@@ -375,7 +379,7 @@ class Dispatch:
         if keyed and self._index is not None:
             self._index.put_run(keyed, store_timestamp)
 
-    def _enter(
+    def _add_entry(
         self,
         queue: EntryQueue,
         log_offset: int,
@@ -384,7 +388,7 @@ class Dispatch:
         store_timestamp: int,
         properties: bytes,
     ) -> None:
-        """Make the queue entry, unless there is no tags code, and tell of the arrival."""
+        """Make the queue entry, unless there is no tags code, and report the arrival."""
         self.dispatched_until = log_offset + size
         self.dispatched_timestamp = store_timestamp
         if tags_code is None:
@@ -396,7 +400,7 @@ class Dispatch:
         ):
             return
         if self._is_awaited(queue.topic, queue.queue_id):
-            assert self._on_arrival is not None, "else nothing is awaited"
+            assert self._on_arrival is not None, "_is_awaited is _never without it"
             self._on_arrival(
                 Arrival(
                     queue.topic,
@@ -417,8 +421,8 @@ def _append_inner_batch(
     store_timestamp: int,
     properties: bytes,
 ) -> bool:
-    """Make the entry of an inner batch just appended; whether there was one."""
+    """Make the entry of an inner batch just appended; returns whether the record is one."""
     next_offset = queue.next_offset  # may be ahead by the batches that wait for the disk
-    entered = enter(queue, log_offset, size, tags_code, -1, store_timestamp, properties)
+    entered = add_queue_entry(queue, log_offset, size, tags_code, -1, store_timestamp, properties)
     queue.next_offset = max(next_offset, queue.max_offset)
     return entered is not None

@@ -1,4 +1,4 @@
-"""Requests whose answers come later: how much memory they take."""
+"""Requests in flight: their memory counts until their responses are sent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_an_answer_may_come_before_its_handler_returns() -> None:
         assert held.size == 0
 
 
-def test_an_early_response_does_not_count_for_a_later_request() -> None:
+def test_an_early_response_is_not_counted_for_a_later_request() -> None:
     held = InflightRequests()
     for _ in range(10):
         held.let_go(Command())  # its place in memory is free again at once

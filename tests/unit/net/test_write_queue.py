@@ -132,7 +132,7 @@ def test_small_bodies_are_copied_and_large_slices_are_not() -> None:
     assert mixed.is_unmapped
 
 
-def test_what_is_small_in_all_is_one_piece() -> None:
+def test_small_writes_are_joined() -> None:
     outbox, transport = WriteQueue(), Transport()
     first, second = Mapped(COPY_SIZE_MAX, 300), Mapped(5_000, 10_000)
     outbox.add(response(first))
@@ -161,7 +161,7 @@ def test_views_are_copied_while_the_peer_lags() -> None:
     assert first.release_count == 1
 
 
-def test_what_goes_through_a_filter_is_copied() -> None:
+def test_bytes_for_a_filter_are_copied() -> None:
     outbox, transport, leased = WriteQueue(), Transport(), Mapped(5_000)
     outbox.add(response(leased))
     outbox.write(transport, lambda data: data[::-1])
@@ -170,7 +170,7 @@ def test_what_goes_through_a_filter_is_copied() -> None:
     assert decode_frame(bytes(piece[::-1])).body == leased.content
 
 
-def test_what_is_dropped_unsent_is_given_back() -> None:
+def test_leases_of_dropped_responses_are_released() -> None:
     outbox, leased = WriteQueue(), Mapped(5_000)
     outbox.add(response(leased))
     outbox.drop()
@@ -200,7 +200,7 @@ def test_a_response_that_is_kept_copies_its_body() -> None:
 
 
 @on_both_loops
-async def test_views_arrive_whole_and_are_given_back() -> None:
+async def test_views_arrive_whole_and_are_released() -> None:
     service = ViewService(1_000, LARGE, 3_000)
     async with serving(service) as (_, address):
         reader, writer = await open_raw(address)
@@ -312,7 +312,7 @@ async def test_views_through_a_filter() -> None:
 
 
 @on_both_loops
-async def test_bytes_under_way_are_counted() -> None:
+async def test_unsent_bytes_are_counted() -> None:
     body = bytes(100_000)
     service = EchoService()
     parked: list[tuple[Connection, Command]] = []
@@ -345,7 +345,7 @@ async def test_bytes_under_way_are_counted() -> None:
 
 
 @on_both_loops
-async def test_much_to_send_waits_until_the_peer_reads() -> None:
+async def test_bulk_data_waits_until_the_peer_reads() -> None:
     sent: list[int] = []
     limits = NetLimits(write_buffer_high=64 * 1024)
     dispatcher = Dispatcher()

@@ -224,7 +224,7 @@ def test_a_message_that_breaks_its_run_fails_alone(
     ]  # fmt: skip
     assert in_view(store) == [results[index].log_offset for index in (0, 1, 3)]
     assert store.dispatch.dispatched_until == store.log.max_offset
-    assert caplog.text.count("a message could not be stored") == 1
+    assert caplog.text.count("the store cannot store a message") == 1
     after = store.putter.put(draft())
     assert (after.queue_offset, in_view(store)[-1]) == (3, after.log_offset)
 
@@ -261,7 +261,7 @@ def test_a_failing_arrival_callback_does_not_undo_a_put(
 
 
 @pytest.mark.parametrize("put", PUTS.values(), ids=PUTS)
-def test_a_dispatch_that_breaks_off_is_gone_on_with(
+def test_a_dispatch_that_fails_midway_is_continued(
     store: SmallStore, monkeypatch: pytest.MonkeyPatch, put: Callable[[Putter], PutResult]
 ) -> None:
     index = store.index
@@ -291,7 +291,7 @@ def test_a_message_whose_entries_cannot_be_made_is_an_error(
         put(store.putter)
 
 
-def test_what_waits_for_the_disk_is_not_entered_twice(
+def test_records_that_wait_for_the_disk_are_not_dispatched_twice(
     store: SmallStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dispatch = Dispatch(store.index, TagsCodes(), after_flush=True)

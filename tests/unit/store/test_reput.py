@@ -14,7 +14,14 @@ from skylark.store.batch_queue import BatchQueue
 from skylark.store.consume_queue import Dispatched, QueueEntry
 from skylark.store.index import IndexService
 from skylark.store.index_file import KeyedRecords
-from skylark.store.reput import Arrival, Dispatch, InnerBatch, TagsCodes, enter, inner_batch
+from skylark.store.reput import (
+    Arrival,
+    Dispatch,
+    InnerBatch,
+    TagsCodes,
+    add_queue_entry,
+    inner_batch,
+)
 from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.batch import BatchMessage
 from skylark.wire.properties import find_raw_property
@@ -127,9 +134,7 @@ def test_every_text_of_a_record_is_found_as_elsewhere(properties: bytes) -> None
         (b"", None),
     ],
 )
-def test_the_inner_batch_properties_of_a_record(
-    properties: bytes, expected: InnerBatch | None
-) -> None:
+def test_inner_batch_properties_of_a_record(properties: bytes, expected: InnerBatch | None) -> None:
     assert inner_batch(properties) == expected
 
 
@@ -199,18 +204,18 @@ def test_a_queue_deleted_before_its_records_are_on_disk_gets_no_entries() -> Non
     assert store.dispatch.dispatched_until == store.log.max_offset
 
 
-def test_enter_depends_on_the_kind_of_queue() -> None:
+def test_the_entry_depends_on_the_kind_of_queue() -> None:
     store = new_store()
     plain = store.queues.get_or_create("T", 0)
-    assert enter(plain, 0, 100, 7, 0, 1, b"INNER_NUM\x014\x02INNER_BASE\x010\x02") is (
+    assert add_queue_entry(plain, 0, 100, 7, 0, 1, b"INNER_NUM\x014\x02INNER_BASE\x010\x02") is (
         Dispatched.APPENDED
     )
     assert plain.read_entry(0) == QueueEntry(0, 0, 100, 7)
     batch = store.queues.get_or_create_batch("B", 0)
-    assert enter(batch, 100, 100, 7, 0, 1, b"TAGS\x01x\x02") is None
+    assert add_queue_entry(batch, 100, 100, 7, 0, 1, b"TAGS\x01x\x02") is None
     properties = b"INNER_NUM\x014\x02INNER_BASE\x010\x02"
-    assert enter(batch, 100, 100, 7, 0, 1, properties) is Dispatched.APPENDED
-    assert enter(batch, 100, 100, 7, 0, 1, properties) is Dispatched.REPEATED
+    assert add_queue_entry(batch, 100, 100, 7, 0, 1, properties) is Dispatched.APPENDED
+    assert add_queue_entry(batch, 100, 100, 7, 0, 1, properties) is Dispatched.REPEATED
     assert (batch.max_offset, batch.next_offset) == (4, 4)
 
 
@@ -222,7 +227,7 @@ def test_enter_depends_on_the_kind_of_queue() -> None:
     [(0, True, True), (COMMIT, True, True), (PREPARED, False, True), (ROLLBACK, False, False)],
 )
 @pytest.mark.spec("store.12.14")
-def test_derived_entries_of_transaction_records(sys_flag: int, queued: bool, indexed: bool) -> None:
+def test_derived_entries_of_transaction_types(sys_flag: int, queued: bool, indexed: bool) -> None:
     store = new_store()
     log_offset = store.put("T", 0, b"x", {"KEYS": "k"}, sys_flag=sys_flag)
     queue = store.queues.get("T", 0)
@@ -339,7 +344,7 @@ def fill(store: CrashStore, actions: list[tuple[str, str, int, int, bytes]]) -> 
 
 @settings(max_examples=60, deadline=None)
 @given(puts)
-def test_a_replay_makes_the_entries_that_the_append_made(
+def test_a_replay_makes_the_same_derived_files_as_the_append(
     actions: list[tuple[str, str, int, int, bytes]],
 ) -> None:
     """With the derived files deleted, and after a kill without any checkpoint."""

@@ -107,9 +107,9 @@ def test_hidden_records_are_not_reported() -> None:
     assert told.places == [("T", 0, 1)]
 
 
-def test_after_silence_no_arrival_is_reported() -> None:
+def test_no_arrival_is_reported_after_the_stop() -> None:
     told = ArrivalLog(lambda _topic, _queue_id: True)
-    told.dispatch.silence()
+    told.dispatch.stop_reporting_arrivals()
     told.put(T0, T0, T1)
     assert told.arrivals == []
 

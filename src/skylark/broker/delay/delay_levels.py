@@ -296,7 +296,6 @@ class ScheduleService:
         result = self._writer.put_copy(draft)
         if result.status.stored:
             lane.progress.delivered(result.next_offset)
-            self._store.when_durable(result, _ignore, wait=False)
             self._count(draft.topic, result)
             if lane.failing:
                 lane.failing = False
@@ -334,7 +333,3 @@ class ScheduleService:
         read.count += 1
         read.size += result.size
         read.times += 1
-
-
-def _ignore(_status: PutStatus) -> None:
-    """The service does not wait for the flush of a copy."""

@@ -1,11 +1,11 @@
 """Remoting requests that pull (11, 361): read into a PullRequest, run, and answered.
 
-The header of an answer says where the consumer stands, with every code that it acts upon. The body
-is the records as they stand in the log: views of its files, leased until they are written
-(:mod:`skylark.net.write_queue`). If they are few bytes, the answer is one frame with their copy.
-Every refusal has an ext map, empty or with what forbids reading (``forbiddenType``).
+The response header has the offsets of the queue, with every code that the consumer acts upon. The
+body is records of the log: views of its files, leased until they are written
+(:mod:`skylark.net.write_queue`). A small body is copied, and the response is one frame. Every error
+response has an ext map, empty or with the reason that forbids reading (``forbiddenType``).
 
-This module knows frames and no messages; see :mod:`skylark.broker.pull.pull_messages`.
+This module handles frames, not messages; see :mod:`skylark.broker.pull.pull_messages`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from skylark.wire.command import Command, response_to
 from skylark.wire.command_codec import DECIMAL, ResponseShape, ShapedResponse, write
 from skylark.wire.headers.pull import PullMessageRequestHeader
 
-#: Messages up to this size in all are copied into the frame of the answer.
+#: Messages up to this total size are copied into the frame of the response.
 FRAME_BODY_MAX: Final = COPIED_SIZE_MAX
 
-# As plain numbers: members of an enumeration are found more slowly.
+# As plain numbers: members of an enumeration are slower.
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _LITE_PULL: Final = int(RequestCode.LITE_PULL_MESSAGE)
 
 
 class PullHandlers:
-    """The requests that read queues."""
+    """Handlers of the requests that read queues."""
 
     def __init__(self, pulls: PullService) -> None:
         self._pull = pulls.pull
-        #: Called with each request that begins to wait.
+        #: Called with each request that is held.
         self.on_held: Callable[[Command], None] | None = None
 
     def add_to(self, dispatcher: Dispatcher) -> None:
@@ -66,7 +66,7 @@ class PullHandlers:
 
 
 def _answer_later(connection: Connection, command: Command, outcome: PullOutcome) -> None:
-    """Answer a pull that was held; without an answer, if the client is gone."""
+    """Send the response of a held pull; none if the client has disconnected."""
     answer: LateAnswer = None
     try:
         if isinstance(outcome, PullResult):
@@ -102,7 +102,7 @@ def _answer(connection: Connection, command: Command, result: PullResult) -> Com
 
 
 def position_ext(result: PullResult) -> dict[str, str]:
-    """What ``encode_ext`` makes of a ``PullMessageResponseHeader``, at a third of the cost."""
+    """The ext fields of a ``PullMessageResponseHeader``; three times as fast as ``encode_ext``."""
     return {
         "suggestWhichBrokerId": str(result.suggested_broker_id),
         "nextBeginOffset": str(result.next_offset),
@@ -129,12 +129,9 @@ _FOUND: Final = ResponseShape(
 
 
 def found_frame(command: Command, result: PullResult) -> bytes:
-    """The whole answer to a pull that found messages, with a JSON header; releases the messages.
-
-    For few bytes: they are copied.
-    """
+    """The frame of a response with messages, with a JSON header; copies and releases them."""
     messages = result.messages
-    assert messages is not None, "they were found"
+    assert messages is not None, "the pull found messages"
     views = messages.views
     body = views[0] if len(views) == 1 else b"".join(views)
     values = (

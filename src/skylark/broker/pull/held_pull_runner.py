@@ -1,14 +1,14 @@
-"""Runs held pulls again: when a message arrives, when their time is up, when the broker stops.
+"""Runs held pulls again: when a message arrives, at their deadline, and when the broker stops.
 
-Which pull is woken when is decided by :class:`~skylark.broker.pull.long_polling.HeldPulls`; this is
-the runner beside it, with the timer and the turns of the loop.
+:class:`~skylark.broker.pull.long_polling.HeldPulls` decides which pulls wake; this runner has the
+timer and the callbacks of the event loop.
 
-:meth:`HeldPullRunner.arrived` is called for each message that can be read. The pulls that wait for
-it are woken in the next turn of the loop, when the producers of this turn have their answers, a
-number of pulls per turn. The pull of a client that has not read what it got before is woken when
-the client has: a message may wake hundreds of pulls of one client.
+The store calls :meth:`HeldPullRunner.arrived` for each message that becomes readable. The pulls
+that wait for it wake in the next turn of the loop, after the producers of this turn have their
+responses, :data:`WAKES_PER_TURN` per turn. A message may wake hundreds of pulls of one client, so
+the pull of a client that does not read its responses is run when the client reads again.
 
-Pulls of a client that is gone end without a result.
+Pulls of a client that has disconnected end without a result.
 
 Counterpart of Java's ``PullRequestHoldService``.
 """
@@ -33,7 +33,7 @@ WAKES_PER_TURN: Final = 64
 
 
 class HeldPull(NamedTuple):
-    """What is needed to run a held pull again."""
+    """A held pull: the data to run it again."""
 
     peer: Peer
     request: PullRequest
@@ -41,30 +41,30 @@ class HeldPull(NamedTuple):
 
 
 class HeldPullRunner:
-    """Owns the pulls that wait."""
+    """Holds pulls and runs them again."""
 
     def __init__(
         self,
         run: Callable[[Peer, PullRequest], PullResult],
         clock: Clock,
         *,
-        at_work: Callable[[float], object],
-        skips_turn: bool,
+        on_turn_start: Callable[[float], object],
+        wakes_late: bool,
     ) -> None:
-        """``run`` runs a pull again, and must have a result, or raise.
+        """``run`` runs a pull again and returns a result, never a Pending.
 
-        ``at_work`` is called with the time when a turn of the loop begins to run pulls. With
-        ``skips_turn`` pulls are woken one turn later, the turn after the one in which the answers
-        of producers leave.
+        ``on_turn_start`` is called with the time when a turn of the loop starts to run pulls. With
+        ``wakes_late`` pulls wake one turn later: after the turn that sends the responses of
+        producers.
         """
         self._run = run
         self._clock = clock
-        self._at_work = at_work
-        self._skips_turn = skips_turn
+        self._on_turn_start = on_turn_start
+        self._wakes_late = wakes_late
         self.held: HeldPulls[HeldPull] = HeldPulls()
         #: The queues whose messages :meth:`arrived` needs, by topic and queue id.
         self.awaited = self.held.queues
-        #: No pull may be held any more.
+        #: Whether pulls are no longer held.
         self.is_stopping = False
         self._watched: set[Peer] = set()
         self._timer: TimerHandle | None = None
@@ -75,7 +75,7 @@ class HeldPullRunner:
     def hold(
         self, peer: Peer, request: PullRequest, wanted: PullFilter, max_offset: int, wait_ms: int
     ) -> Pending[PullOutcome]:
-        """Hold a pull that found the end of its queue, at ``max_offset``; raises BrokerError."""
+        """Hold a pull that reached the end of its queue, ``max_offset``; raises BrokerError."""
         header, now_ms = request.header, self._now_ms()
         pending: Pending[PullOutcome] = Pending()
         parked = self.held.park(
@@ -92,7 +92,7 @@ class HeldPullRunner:
         )
         if not parked:
             raise SystemBusyError(
-                "too many pulls are held", hint="repeat later, or raise heldPullCountMax"
+                "the broker holds too many pulls", hint="repeat later, or raise heldPullCountMax"
             )
         if peer not in self._watched:
             self._watched.add(peer)
@@ -100,18 +100,18 @@ class HeldPullRunner:
         self._arm()
         return pending
 
-    # --- what wakes pulls -------------------------------------------------------------------------
+    # --- events that wake pulls -------------------------------------------------------------------
 
     def arrived(self, arrival: Arrival) -> None:
-        """A message can be read from now on; hook for the store."""
+        """Wake the pulls that wait for a new message; called by the store."""
         if (arrival.topic, arrival.queue_id) in self.awaited:
             if not self._arrivals:
-                wake = self._wake_in_next_turn if self._skips_turn else self._wake
+                wake = self._wake_in_next_turn if self._wakes_late else self._wake
                 asyncio.get_running_loop().call_soon(wake)
             self._arrivals.append(arrival)
 
-    def grown(self, queues: Iterable[EntryQueue]) -> None:
-        """Messages of a master can be read from now on; hook for the store of a slave."""
+    def queues_grown(self, queues: Iterable[EntryQueue]) -> None:
+        """Wake the pulls that wait for replicated messages; called by the store of a slave."""
         now_ms = self._now_ms()
         for queue in queues:
             woken = self.held.arrived(queue.topic, queue.queue_id, queue.max_offset, now_ms)
@@ -120,13 +120,13 @@ class HeldPullRunner:
             self._run_woken()
 
     def wake_all(self) -> None:
-        """Run all pulls again: a slave has found its master."""
+        """Run all pulls again; called when a slave has reconnected to its master."""
         self._woken.extend(self.held.wake_all())
         if self._woken:
             self._run_woken()
 
     def stop(self) -> None:
-        """Give all pulls a result, and hold none any more."""
+        """Run all held pulls for a last time, and hold no more."""
         self.is_stopping = True
         if self._timer is not None:
             self._timer.cancel()
@@ -158,11 +158,11 @@ class HeldPullRunner:
             self._woken.extend(woken)
         self._run_woken()
 
-    # --- running them -----------------------------------------------------------------------------
+    # --- running pulls ----------------------------------------------------------------------------
 
     def _run_woken(self) -> None:
-        """Run woken pulls again: some now, the others in turns of their own."""
-        self._at_work(self._clock.monotonic())
+        """Run woken pulls again: some now, the others in later turns."""
+        self._on_turn_start(self._clock.monotonic())
         for _ in range(min(len(self._woken), WAKES_PER_TURN)):
             self._run_again(self._woken.popleft())
         if self._woken:
@@ -178,12 +178,12 @@ class HeldPullRunner:
                 return
             try:
                 outcome = self._run(peer, request)
-            except Exception as error:  # noqa: BLE001 - the outcome; the others are woken as well
+            except Exception as error:  # noqa: BLE001 - the outcome; other pulls must run too
                 outcome = error
         pending.set(outcome)
 
     def _arm(self) -> None:
-        """Have one timer run at the first due time of all held pulls."""
+        """Set the timer to the first due time of all held pulls."""
         due_ms = self.held.next_due()
         if self._timer is not None:
             if due_ms is not None and self._timer_due_ms <= due_ms:
@@ -196,10 +196,10 @@ class HeldPullRunner:
 
     def _due(self) -> None:
         self._timer = None
-        # A timer may fire a fraction of a millisecond early: what was due counts as due.
+        # A timer may fire a fraction of a millisecond early.
         self._woken.extend(self.held.take_due(max(self._now_ms(), self._timer_due_ms)))
         self._run_woken()
 
     def _now_ms(self) -> int:
-        """Steady time: held pulls do not notice a step of the wall clock."""
+        """Steady time: a step of the wall clock does not affect held pulls."""
         return round(self._clock.monotonic() * 1000)

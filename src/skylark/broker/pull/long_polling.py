@@ -1,25 +1,25 @@
-"""Pulls that found nothing and wait: parked until a message for them comes, or their time is up.
+"""Long polling: pulls that found no message are held until one arrives or their deadline.
 
-A pull that asks for the end of its queue is not answered but held here (sysFlag 2). It wakes
+A pull at the end of its queue that may wait (sysFlag 2) is held here. It wakes
 
-* at once, when a message arrives behind the offset that it wants and passes its filter;
-* at its next *check*, when only messages arrived that do not pass. A check comes every 5 s after
-  parking, knows nothing of tags and lets the pull go, so that the client learns the new offset;
+* at once, when a message arrives behind its offset and passes its filter;
+* at its next *check*, when only messages arrived that do not pass. Checks come every 5 s after the
+  start of the hold. They ignore filters, so that the client learns the new offset;
 * at its deadline in any case.
 
-Waking means that the caller runs the whole request again, this time with an answer whatever
-comes: 0, or 20 with an advanced offset, or 19.
+The caller then runs the whole request again, this time with a response in any case: 0, 20 with a
+new offset, or 19.
 
-Java's ``PullRequestHoldService`` has one loop that visits all held pulls every 5 s. Here each pull
-has its own place in a heap of due times, and nothing visits the others: the deadline, moved
-forward to the next check by the first message that does not pass. An arriving message costs time
-for the pulls of its own queue only. Java sees a deadline up to 5 s late; here it is kept.
+Java's ``PullRequestHoldService`` visits all held pulls every 5 s. Here each pull has an entry in a
+heap of due times: the deadline, moved forward to the next check by the first message that does not
+pass. An arriving message costs time for the pulls of its queue only. Java notices a deadline up to
+5 s late; here it is exact.
 
-Limits: pulls per queue, per peer, and in all. :meth:`HeldPulls.park` refuses what is beyond
-them; the right answer is then 2 (SYSTEM_BUSY), which keeps Java's clients away for 3 s, whereas
-after a 19 they would ask again at once.
+Limits: pulls per queue, per peer, and in all. :meth:`HeldPulls.park` refuses pulls beyond them; the
+right response is then 2 (SYSTEM_BUSY), after which Java's clients wait 3 s, whereas after a 19 they
+would pull again at once.
 
-Pure: times are milliseconds of any clock, as long as it is always the same.
+Pure: times are milliseconds of any one clock.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ QueueKey: TypeAlias = tuple[str, int]  # topic, queue id
 
 
 class _Held(Generic[Token]):
-    """One held pull. ``due_ms`` is the only heap entry of it that counts; -1 once it is gone."""
+    """One held pull. Only its heap entry with ``due_ms`` is valid; -1 after it was removed."""
 
     __slots__ = (
         "due_ms",
         "key",
-        "next_check_waits",
         "offset",
         "parked_ms",
         "peer",
         "sql",
         "tags",
         "token",
+        "wakes_at_check",
     )
 
     def __init__(
@@ -78,11 +78,11 @@ class _Held(Generic[Token]):
         self.due_ms = due_ms
         self.tags = tags
         self.sql = sql
-        self.next_check_waits = False  # whether due_ms is a check rather than the deadline
+        self.wakes_at_check = False  # whether it wakes at its next check, if that precedes due_ms
 
 
 class HeldPulls(Generic[Token]):
-    """All held pulls of a broker. ``Token`` is what the caller needs to run a request again."""
+    """All held pulls of a broker. ``Token`` is the caller's data to run a request again."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class HeldPulls(Generic[Token]):
         self._per_queue_max = per_queue_max
         self._per_peer_max = per_peer_max
         self._count = 0
-        # Ordered sets: who came first wakes first.
+        # Ordered sets: pulls wake in the order of their arrival.
         self._queues: dict[QueueKey, dict[_Held[Token], None]] = {}
         self._peers: dict[Peer, dict[_Held[Token], None]] = {}
         self._heap: list[tuple[int, int, _Held[Token]]] = []
@@ -120,11 +120,11 @@ class HeldPulls(Generic[Token]):
         tags: TagFilter | None = None,
         sql: SqlFilter | None = None,
     ) -> bool:
-        """Hold a pull that wants ``offset``; False if there is no room.
+        """Hold a pull from ``offset`` on; False if a limit is reached.
 
-        ``max_offset`` is the end of the queue as the pull has seen it: where that lies beyond
-        ``offset`` (a piece of the queue is missing), the next check lets it go. No filter lets
-        every message pass.
+        ``max_offset`` is the end of the queue that the pull has seen: if it is beyond ``offset`` (a
+        part of the queue is missing), the pull wakes at the next check. Without a filter every
+        message passes.
         """
         key = (topic, queue_id)
         waiters = self._queues.get(key, {})
@@ -142,15 +142,12 @@ class HeldPulls(Generic[Token]):
         self._count += 1
         self._push(pull)
         if max_offset > offset:
-            self._wait_for_check(pull, now_ms)
+            self._wake_at_check(pull, now_ms)
         return True
 
     @property
     def queues(self) -> Container[QueueKey]:
-        """The queues that anyone waits for; always the same object, which is kept up to date.
-
-        Spares the caller of :meth:`arrived` its work.
-        """
+        """The queues of all held pulls, always up to date; others need no :meth:`arrived`."""
         return self._queues
 
     def arrived(
@@ -162,10 +159,10 @@ class HeldPulls(Generic[Token]):
         tags_code: int | None = None,
         properties: bytes | None = None,
     ) -> list[Token]:
-        """A message arrived, ``max_offset`` is the end of its queue now; who is to run again.
+        """Remove and return the pulls that a new message wakes.
 
-        ``properties`` are those of the record, as stored. What is not known of the message (None)
-        passes every filter.
+        ``max_offset`` is the new end of its queue, ``properties`` those of the record. Unknown data
+        of the message (None) passes every filter.
         """
         waiters = self._queues.get((topic, queue_id))
         if waiters is None:
@@ -179,17 +176,17 @@ class HeldPulls(Generic[Token]):
                 passes = pull.sql.matches_raw(properties)
             if passes:
                 woken.append(pull)
-            elif not pull.next_check_waits:
-                self._wait_for_check(pull, now_ms)
+            elif not pull.wakes_at_check:
+                self._wake_at_check(pull, now_ms)
         return self._take(woken)
 
     def next_due(self) -> int | None:
-        """When :meth:`take_due` will next have something; None while nobody waits."""
+        """The first due time of all pulls; None if there are none."""
         self._drop_void()
         return self._heap[0][0] if self._heap else None
 
     def take_due(self, now_ms: int) -> list[Token]:
-        """Pulls whose check or deadline has come; they are to run again."""
+        """Remove and return the pulls whose check or deadline has come."""
         due = []
         self._drop_void()
         while self._heap and self._heap[0][0] <= now_ms:
@@ -200,18 +197,18 @@ class HeldPulls(Generic[Token]):
         return self._take(due)
 
     def drop(self, peer: Peer) -> list[Token]:
-        """Forget the pulls of a peer that is gone, and return them."""
+        """Remove and return the pulls of a peer that has disconnected."""
         return self._take(list(self._peers.get(peer, ())))
 
     def wake_all(self) -> list[Token]:
-        """All pulls, to run again: the broker stops, or the master of a slave came back."""
+        """Remove and return all pulls: the broker stops, or a slave has found its master again."""
         return self._take([pull for waiters in self._queues.values() for pull in waiters])
 
-    # --- inside ---------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------
 
-    def _wait_for_check(self, pull: _Held[Token], now_ms: int) -> None:
-        """There is something to tell at the pull's next check."""
-        pull.next_check_waits = True
+    def _wake_at_check(self, pull: _Held[Token], now_ms: int) -> None:
+        """Wake the pull at its next check: the client has to learn a new offset."""
+        pull.wakes_at_check = True
         checks = max(0, now_ms - pull.parked_ms) // self._check_interval_ms
         check_ms = pull.parked_ms + (checks + 1) * self._check_interval_ms
         if check_ms < pull.due_ms:
@@ -219,8 +216,8 @@ class HeldPulls(Generic[Token]):
             self._push(pull)
 
     def _push(self, pull: _Held[Token]) -> None:
-        # Each pull has at most two entries, of which one counts: void ones are swept out as soon
-        # as they are the larger part.
+        # Each pull has at most two entries, of which one is valid: void ones are removed when they
+        # are the larger part.
         if len(self._heap) > max(_VOID_COUNT_MIN, 2 * self._count):
             self._heap = [entry for entry in self._heap if entry[0] == entry[2].due_ms]
             heapq.heapify(self._heap)
@@ -244,7 +241,7 @@ V = TypeVar("V")
 
 
 def _discard(table: dict[K, dict[V, None]], key: K, value: V) -> None:
-    """Take a value out of the ordered set under ``key``, and the set too if it is empty then."""
+    """Remove a value from the ordered set of ``key``, and the set too if it is empty then."""
     values = table[key]
     del values[value]
     if not values:

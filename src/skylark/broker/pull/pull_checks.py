@@ -1,7 +1,7 @@
 """Validates a pull against the current settings, its topic and its group.
 
-Every refusal is a :class:`~skylark.core.errors.BrokerError`; one that forbids reading says what
-forbids it (:class:`~skylark.broker.pull.pull_filters.PullForbiddenError`).
+A refusal is a :class:`~skylark.core.errors.BrokerError`; if reading is forbidden, it has the
+reason (:class:`~skylark.broker.pull.pull_filters.PullForbiddenError`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import Perm
 from skylark.wire.headers.pull import PullMessageRequestHeader
 
-# As a plain number: members of an enumeration are found more slowly.
+# As a plain number: members of an enumeration are slower.
 _READ: Final = int(Perm.READ)
 
 
 class PullChecks:
-    """The checks of a pull; to be made in this order."""
+    """The checks of a pull; call them in this order."""
 
     def __init__(
         self, live: LiveSettings, topics: TopicTable, groups: GroupTable, filters: PullFilters
@@ -47,7 +47,7 @@ class PullChecks:
         self._filters = filters
 
     def group(self, request: PullRequest) -> SubscriptionGroupConfig:
-        """The group of a pull, which may consume."""
+        """The group of a pull; raises BrokerError if it may not consume."""
         config, name = self._live.current, request.header.consumer_group
         if not config.broker_permission & _READ:
             remark = f"the broker[{config.broker_ip1}] pulling message is forbidden"
@@ -66,7 +66,7 @@ class PullChecks:
         return group
 
     def topic(self, peer: Peer, header: PullMessageRequestHeader) -> TopicConfig:
-        """The topic of a pull, which may be read and has the queue."""
+        """The topic of a pull; raises BrokerError if it is not readable or has no such queue."""
         topic = self._topics.get(header.topic)
         if topic is None:
             raise TopicNotExistError(
@@ -86,7 +86,7 @@ class PullChecks:
     def filter(
         self, peer: Peer, header: PullMessageRequestHeader, group: SubscriptionGroupConfig
     ) -> PullFilter:
-        """Which messages a pull wants."""
+        """The filter of a pull; raises BrokerError."""
         found = self._filters.find(header, group)
         if self._live.current.reject_pull_consumer_enable:
             self._filters.check_consumer(peer, header)

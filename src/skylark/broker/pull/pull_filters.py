@@ -1,15 +1,16 @@
-"""Which messages a pull gets: the filter it brings, or the one its group has told in heartbeats.
+"""Finds the filter of a pull: the one in the request, or that of its group's heartbeats.
 
-With sysFlag 4 the filter stands in the request and is remembered for ten minutes, for those who
-ask what a group subscribes to. Without it, what the group's members have told must be there (24)
-and as new as the client says (25); the same holds for a compiled expression (27, 28).
+With sysFlag 4 the request has the filter, which the consumer table keeps for ten minutes to answer
+queries for the subscriptions of the group. Without it, the group's members must have sent a
+subscription in their heartbeats (24) that is as new as the client's (25); the same holds for a
+compiled expression (27, 28).
 
-An SQL expression in the request that does not compile is refused (23). Java lets all messages pass
-instead: a client would get what it meant to filter out.
+An SQL expression in the request that does not compile is refused (23). Java delivers all messages
+instead, also those that the client wanted to filter out.
 
-Messages of a retry topic are not filtered by properties, unless ``filterSupportRetry``: then each
-by its group's filter on the topic it came from. Counterpart of the first half of
-Java's ``PullMessageProcessor.processRequest`` and of ``ExpressionForRetryMessageFilter``.
+Messages of a retry topic are not filtered by properties, except with ``filterSupportRetry``: then
+each by its group's filter on its original topic. Counterpart of the first half of Java's
+``PullMessageProcessor.processRequest`` and of ``ExpressionForRetryMessageFilter``.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ PARSE_FAILED: Final = "parse the consumer's subscription failed"
 _TAG_TYPES: Final = (None, "", "TAG")
 _RETRY_TOPIC: Final = PROPERTY_RETRY_TOPIC.encode()
 
-#: Groups of tools; ``rejectPullConsumerEnable`` is not for them.
+#: Groups of tools, to which ``rejectPullConsumerEnable`` does not apply.
 MAY_ALWAYS_PULL: Final = frozenset(
     {*BUILT_IN_GROUPS, "DEFAULT_CONSUMER", "SCHEDULE_CONSUMER", "__MONITOR_CONSUMER"}
 )
 
-# What forbids reading, in an answer with code 16
+# Reasons that forbid reading, in a response with code 16
 FORBIDDEN_BY_BROKER: Final = 1
 FORBIDDEN_BY_GROUP: Final = 2
 FORBIDDEN_BY_TOPIC: Final = 3
@@ -53,7 +54,7 @@ FORBIDDEN_BY_SUBSCRIPTION: Final = 5
 
 
 class PullForbiddenError(NoPermissionError):
-    """Reading is forbidden, by what ``forbidden_type`` says."""
+    """Reading is forbidden; ``forbidden_type`` is the reason."""
 
     def __init__(self, remark: str, forbidden_type: int) -> None:
         super().__init__(remark)
@@ -61,7 +62,7 @@ class PullForbiddenError(NoPermissionError):
 
 
 class PullFilter(NamedTuple):
-    """Which messages a pull wants: by tag, by properties, or all."""
+    """The filter of a pull: tags, SQL, or none."""
 
     tags: TagFilter | None = None
     sql: SqlFilter | None = None
@@ -72,7 +73,7 @@ _EVERYTHING: Final = PullFilter(parse_tags(SUBSCRIBE_ALL))
 
 
 class _RetriedFilter:
-    """Filters a retry topic: each message by its group's filter on the topic it came from."""
+    """Filters a retry topic: each message by its group's filter on its original topic."""
 
     def __init__(self, filters: ConsumerFilterTable, group: str) -> None:
         self._filters = filters
@@ -103,7 +104,7 @@ class PullFilters:
         self._steady_ms = steady_ms
 
     def find(self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> PullFilter:
-        """The filter; raises BrokerError if there is none, or if the group may not read."""
+        """The filter of a pull; raises BrokerError if there is none, or the group may not read."""
         if header.sys_flag & PullSysFlag.SUBSCRIPTION:
             found = self._own(header)
         else:
@@ -118,7 +119,7 @@ class PullFilters:
         return found
 
     def check_consumer(self, peer: Peer, header: PullMessageRequestHeader) -> None:
-        """With ``rejectPullConsumerEnable``, raise BrokerError unless the pull is of a member."""
+        """Raise BrokerError unless the pull is of a member, for ``rejectPullConsumerEnable``."""
         name = header.consumer_group
         group = self._consumers.group(name)
         if name in MAY_ALWAYS_PULL or (
@@ -133,7 +134,7 @@ class PullFilters:
         )
 
     def _own(self, header: PullMessageRequestHeader) -> PullFilter:
-        """The filter that the request brings."""
+        """The filter in the request."""
         text, kind = header.subscription or "", header.expression_type
         data = SubscriptionData(
             topic=header.topic,
@@ -150,7 +151,7 @@ class PullFilters:
             else:
                 self._check_property_filter(kind)
                 if kind != SQL92:
-                    _refuse(f"the type {kind} is unknown, there are TAG and {SQL92}")
+                    _refuse(f"the type {kind} is unknown; the types are TAG and {SQL92}")
                 found = PullFilter(sql=compile_sql(text))
         except FilterSyntaxError as error:
             _refuse(str(error))
@@ -160,7 +161,7 @@ class PullFilters:
     def _of_heartbeats(
         self, header: PullMessageRequestHeader, config: SubscriptionGroupConfig
     ) -> PullFilter:
-        """The filter that the members of the group have told in their heartbeats."""
+        """The filter that the members of the group have sent in their heartbeats."""
         name, topic = header.consumer_group, header.topic
         group = self._consumers.group(name)
         if group is None:

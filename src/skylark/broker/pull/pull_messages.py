@@ -1,24 +1,23 @@
-"""Reads queues for consumers, now or when there is something to read.
+"""Pulls: reads queues for consumers, now or when there are messages to read.
 
-The checks come in Java's order (:mod:`skylark.broker.pull.pull_checks`), then the filter is found
-(:mod:`skylark.broker.pull.pull_filters`), then the queue is read. Code and remark of the result
-follow from what the read found. The messages are the records as they stand in the log, leased until
-the endpoint releases them.
+The checks come in Java's order (:mod:`skylark.broker.pull.pull_checks`), then the filter
+(:mod:`skylark.broker.pull.pull_filters`), then the read. Code and remark of the result follow from
+the status of the read. The messages are records of the log, leased until the endpoint releases
+them.
 
-**Waiting.** A pull that finds the end of its queue and may wait (sysFlag 2) is held
-(:mod:`skylark.broker.pull.held_pull_runner`). When it is woken, the whole request runs again, and
-has a result even if it finds nothing.
+**Waiting.** A pull that reaches the end of its queue and may wait (sysFlag 2) is held
+(:mod:`skylark.broker.pull.held_pull_runner`). When it wakes, the whole request runs again, and has
+a result even if it finds no messages.
 
-**Commit.** A pull may bring the offset that its group has consumed (sysFlag 1). It counts once,
-when the request comes, not when it is woken; and not if an administrator has just reset the group
-(222): then the result has code 21 and the new offset. In the same way a broadcast consumer that
-changes between broker and proxy gets its old position
-(:mod:`skylark.broker.groups.broadcast_offsets`).
+**Commit.** A pull may commit the offset of its group (sysFlag 1). The commit counts once, when the
+request comes, not when it wakes; and not if an administrator has just reset the group (222): then
+the result has code 21 and the new offset. In the same way a broadcast consumer that changes between
+broker and proxy gets its old position (:mod:`skylark.broker.groups.broadcast_offsets`).
 
-**Slaves** serve pulls with ``slaveReadEnable``. As long as there is a master they send consumers
-that are not far behind back to it, with code 20 where they have nothing themselves.
+**Slaves** serve pulls with ``slaveReadEnable``. While there is a master they send consumers that
+are not far behind back to it, with code 20 if they have no messages themselves.
 
-``bulk=true`` is an extension of ours: only ``maxMsgNums``, ``maxMsgBytes`` and ``pullMaxBytes``
+``bulk=true`` is an extension of Skylark: only ``maxMsgNums``, ``maxMsgBytes`` and ``pullMaxBytes``
 then limit a result.
 
 A :class:`~skylark.broker.api.PullService`. Counterpart of Java's ``PullMessageProcessor`` and
@@ -51,10 +50,10 @@ from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import PullSysFlag, ResponseCode
 from skylark.wire.headers.pull import PullMessageRequestHeader
 
-OFFSET_RESET: Final = "OFFSET_RESET"  # remark of a result that carries out a reset
-PULL_BYTES_MIN: Final = 100  # as in Java, however little the client asks for
+OFFSET_RESET: Final = "OFFSET_RESET"  # remark of the result after a reset
+PULL_BYTES_MIN: Final = 100  # lower bound of maxMsgBytes, as in Java
 
-# As plain numbers: members of an enumeration are found more slowly.
+# As plain numbers: members of an enumeration are slower.
 _COMMIT_OFFSET: Final = int(PullSysFlag.COMMIT_OFFSET)
 _SUSPEND: Final = int(PullSysFlag.SUSPEND)
 _NOT_FOUND: Final = int(ResponseCode.PULL_NOT_FOUND)
@@ -63,15 +62,15 @@ _FOUND_REMARK: Final = _FOUND.remark  # properties of an enumeration are slow
 
 
 class PullPolicy:
-    """What settings and the role of the broker decide about a pull."""
+    """Limits, codes and suggested brokers of pulls, from the settings and the broker's role."""
 
     def __init__(self, live: LiveSettings, has_master: Callable[[], bool]) -> None:
-        """``has_master`` says of a slave whether its master can be reached."""
+        """``has_master`` returns whether a slave is connected to its master."""
         self._live = live
         self._has_master = has_master
 
     def bytes_max(self, header: PullMessageRequestHeader) -> int:
-        """Bytes of messages in one result, at most, for a request that limits them."""
+        """The most bytes of messages in one result, for a request that limits them."""
         bytes_max = SIZE_MAX
         if header.max_msg_bytes is not None:
             bytes_max = max(header.max_msg_bytes, PULL_BYTES_MIN)
@@ -111,7 +110,7 @@ class PullPolicy:
 
 
 class PullCounters:
-    """Counts pulls and the messages that they get."""
+    """Counts pulls and the messages in their results."""
 
     def __init__(
         self,
@@ -128,7 +127,7 @@ class PullCounters:
         self._clock = clock
 
     def count(self, header: PullMessageRequestHeader, result: GetResult, began_at: float) -> None:
-        """A pull that began at this time has its result."""
+        """Count a pull that began at ``began_at`` and has its result."""
         store_stats, topic, group = self._store_stats, header.topic, header.consumer_group
         if result.last_log_offset >= 0:
             meter = self._stats.queue_gets[header.queue_id, topic, group]
@@ -150,7 +149,7 @@ class PullCounters:
 
 
 class PullService:
-    """Reads queues, and holds pulls that find nothing until there is something."""
+    """Reads queues, and holds pulls that find no messages."""
 
     def __init__(
         self,
@@ -161,9 +160,9 @@ class PullService:
         broadcasts: BroadcastOffsets,
         counters: PullCounters,
         clock: Clock,
-        at_work: Callable[[float], object],
+        on_turn_start: Callable[[float], object],
     ) -> None:
-        """``at_work`` is called with the time whenever a turn of the loop begins to run pulls."""
+        """``on_turn_start`` is called with the time when a turn of the loop starts to run pulls."""
         self._policy = policy
         self._checks = checks
         self._store = store
@@ -171,12 +170,12 @@ class PullService:
         self._broadcasts = broadcasts
         self._count = counters.count
         self._clock = clock
-        #: The pulls that wait.
+        #: The held pulls.
         self.waiting = HeldPullRunner(
             self._pull_again,
             clock,
-            at_work=at_work,
-            skips_turn=store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH,
+            on_turn_start=on_turn_start,
+            wakes_late=store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH,
         )
         self.held = self.waiting.held
 
@@ -188,9 +187,10 @@ class PullService:
     def pull(
         self, peer: Peer, request: PullRequest, *, is_first: bool = True
     ) -> PullResult | Pending[PullOutcome]:
-        """Read now, or later if nothing is there and the request may wait; raises BrokerError.
+        """Read now, or later if there are no messages and the request may wait; raises BrokerError.
 
-        Endpoints leave ``is_first`` alone: a pull that was woken does not commit or wait again.
+        Endpoints do not pass ``is_first``: it is false for a held pull that runs again, which does
+        not commit or wait again.
         """
         began_at = self._clock.monotonic()
         header, checks = request.header, self._checks
@@ -206,7 +206,7 @@ class PullService:
             if broadcast_id is not None:
                 moved = ResponseCode.PULL_OFFSET_MOVED
                 self._broadcasts.pulled(broadcast_id, header, moved, moved_to)
-            return self._moved(header, topic, group, moved_to)
+            return self._offset_moved(header, topic, group, moved_to)
         found = self._read(header, wanted)
         try:
             code, suggested_id = self._policy.code_and_broker(header, group, found)
@@ -259,14 +259,14 @@ class PullService:
         except StoreError as error:
             raise BrokerError("store getMessage return null", hint=str(error)) from error
 
-    def _moved(
+    def _offset_moved(
         self,
         header: PullMessageRequestHeader,
         topic: TopicConfig,
         group: SubscriptionGroupConfig,
         offset: int,
     ) -> PullResult:
-        """The result of the first pull after the group was reset: where to go on."""
+        """The result of the first pull after a reset of the group: the new offset."""
         reader = self._store.reader
         return PullResult(
             ResponseCode.PULL_OFFSET_MOVED,

@@ -1,27 +1,27 @@
-"""What a broker does with a message because of its properties: one table, one scan, one rewriter.
+"""What the broker does with a message because of its properties: one table, one scan, one rewriter.
 
 **The table.** :data:`POLICY` maps each property name that the broker acts upon to its action.
-:class:`PropertyScanner` looks for these names in a property string; where there is none, the string
-is stored as it came, with the broker's own properties behind it. Nearly every message is like that,
-and *fast* means no more than that. For everything else the send step
-(:mod:`skylark.broker.send.send_step`) carries out the actions and encodes the properties again.
+:class:`PropertyScanner` searches a property string for these names. If there is none, as in nearly
+every message, the broker stores the string unchanged and appends its own properties. Otherwise the
+send step (:mod:`skylark.broker.send.send_step`) carries out the actions and encodes the properties
+again.
 
 **Properties.** Every single message gets three: ``MSG_REGION``, ``TRACE_ON`` and ``CLUSTER``. Java
-takes the property string apart and writes it again, in the order of its hash map, with a separator
-at the end. Consumers do not depend on that order, so here the three are appended, and the record
-has the length that it has in Java. A string that reads as something else than it says (a name
-twice, an item without a name or value) is normalised first: the last item of a name stays, as in
-Java.
+parses the property string and writes it again, in the order of its hash map, with a separator at
+the end. Consumers do not depend on that order, so here the three are appended, and the record has
+the same length as in Java. A string with a name twice, or an item without name or value, is
+normalised first: the last item of a name stays, as in Java.
 
 **Delayed messages.** A message with ``DELAY`` goes to SCHEDULE_TOPIC_XXXX, into the queue of its
-level, and remembers in ``REAL_TOPIC`` and ``REAL_QID`` where it belongs. These properties stay when
-it is delivered.
+level, with its destination in ``REAL_TOPIC`` and ``REAL_QID``. These properties stay when it is
+delivered.
 
-**Timed messages.** A message for any point in time goes to rmq_sys_wheel_timer, and remembers in
-``TIMER_OUT_MS`` the start of its slot in the timer (:func:`slot_time`). A slot is delivered when it
-is over: so a time that is a multiple of the precision belongs to the slot that ends there, and no
-message comes early. A time that is past makes an ordinary message. A level, where there is one,
-wins. What comes out of the timer still has ``TIMER_OUT_MS``, and is left alone.
+**Timed messages.** A message with a delivery time goes to rmq_sys_wheel_timer, with the start of
+its timer slot in ``TIMER_OUT_MS`` (:func:`slot_time`). A slot is delivered when it is over: so a
+time that is a multiple of the precision belongs to the slot that ends there, and no message is
+delivered early. A message with a past time is stored as an ordinary message. A delay level takes
+precedence. A message that the timer has delivered still has ``TIMER_OUT_MS``, and is not timed
+again.
 
 Counterpart of ``HookUtils.handleScheduleMessage``, ``transformDelayLevelMessage`` and
 ``transformTimerMessage``, and of the property handling in ``SendMessageProcessor``.
@@ -46,18 +46,18 @@ from skylark.wire.layout import (
 
 # ---- the table -----------------------------------------------------------------------------------
 
-# Actions, as bits: members of an enumeration are slower, and this is looked at for each message.
+# Actions, as bits: members of an enumeration are slower, and every message needs this.
 DELAY: Final = 1  # goes to the queue of its delay level
 TIMER: Final = 2  # goes to the timer
 HALF: Final = 4  # is a half message
 PRIORITY: Final = 8  # the priority chooses the queue
-REFUSE: Final = 16  # clients must not send that
+REFUSE: Final = 16  # clients must not set the property
 STRIP: Final = 32  # the broker removes the property
 REPLACE: Final = 64  # the broker sets the property itself
-NORMALISE: Final = 128  # the string does not read as what it says
-#: The name belongs to half messages; it matters only together with HALF.
+NORMALISE: Final = 128  # the string has a name twice, or an item without name or value
+#: A property of half messages; it matters only together with HALF.
 OF_HALF: Final = 256
-#: What :meth:`MessagePolicy.rewrite` has to see; the rest changes nothing.
+#: Actions for which the send step rewrites the properties.
 REWRITES: Final = DELAY | TIMER | HALF | PRIORITY | REFUSE | STRIP | REPLACE | NORMALISE
 
 #: Any of these makes a timed message.
@@ -66,7 +66,7 @@ TIMER_NAMES: Final = (
     names.PROPERTY_TIMER_DELAY_SEC,
     names.PROPERTY_TIMER_DELAY_MS,
 )
-#: Property name -> action: which properties are special, and why.
+#: Property name -> action.
 POLICY: Final[dict[str, int]] = {
     names.PROPERTY_DELAY: DELAY,
     **dict.fromkeys(TIMER_NAMES, TIMER),
@@ -85,8 +85,8 @@ POLICY: Final[dict[str, int]] = {
     names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET: OF_HALF,
     names.PROPERTY_CRC32: OF_HALF,
 }
-#: Where no delayed message belongs. It would be delivered again and again, or pass for one that the
-#: broker has made itself. Producers cannot send there, but what stands in a record may be anything.
+#: Topics that no delayed message is delivered to: it would be delivered for ever, or look like a
+#: message of the broker. Producers cannot send there, but a record may name any topic.
 NO_DESTINATIONS: Final = SEND_FORBIDDEN_TOPICS | {TIMER_TOPIC}
 
 _WITHOUT_PRIORITY: Final = (*TIMER_NAMES, names.PROPERTY_DELAY, names.PROPERTY_SHARDING_KEY)
@@ -98,15 +98,15 @@ _SIGNED: Final = re.compile(r"[+-]?[0-9]{1,19}")
 
 # ---- the scan ------------------------------------------------------------------------------------
 
-_REMEMBERED_SIZE_MAX: Final = 4_096  # of property strings
-_ITEMS_MAX: Final = 64  # in a shape that is remembered
-_SHAPES_MAX: Final = 4  # with the same number of items
+_REMEMBERED_SIZE_MAX: Final = 4_096  # bytes of a cached property string
+_ITEMS_MAX: Final = 64  # items of a cached shape
+_SHAPES_MAX: Final = 4  # cached shapes with the same number of items
 _ITEM_COUNTS_MAX: Final = 64
-_MISSES: Final = 16  # of so many strings one is remembered: where keys differ, none is met again
+_MISSES: Final = 16  # caches one of so many strings: if keys differ, a cached string never matches
 
 
 class _Shape:
-    """The names of a property string in their order, and what follows from them."""
+    """The names of a property string in order, their actions, and the place of the unique id."""
 
     __slots__ = ("actions", "id_group", "match")
 
@@ -122,22 +122,22 @@ class _Shape:
 
 
 class PropertyScanner:
-    """Finds out what a property string asks of the broker. Hot.
+    """Finds the actions of property strings; on the hot path.
 
-    Strings of one producer have the same names in the same order, and often everything in common
-    but the unique id. So the shape of a string is remembered: a string that has a known shape has
-    its actions for all values. The meaning is that of :func:`scan_properties`.
+    Strings of one producer have the same names in the same order, and often differ in the unique id
+    only. So the scanner caches shapes: all strings of one shape have the same actions.
+    :func:`scan_properties` defines the result.
     """
 
     __slots__ = ("_actions", "_after", "_before", "_end", "_misses", "_shapes", "_size", "_start")
 
     def __init__(self) -> None:
         self._shapes: dict[int, list[_Shape]] = {}
-        # What stood around the last unique id, and the actions of that string.
+        # Cached string: the text before and after its unique id, and its actions.
         self._before = self._after = ""
         self._start = self._end = self._actions = 0
         self._size = -1
-        self._misses = 0  # strings of a known shape that had something else in common
+        self._misses = 0  # strings of a known shape that did not match the cached string
 
     def scan(self, text: str) -> tuple[str | None, int]:
         """The unique id of a message, if it has one, and the actions for its properties."""
@@ -182,9 +182,9 @@ class PropertyScanner:
 
 
 def scan_properties(text: str) -> tuple[str | None, int]:
-    """The unique id of a property string, if it has one, and the actions it asks for.
+    """The unique id of a property string, if it has one, and the actions for its properties.
 
-    This defines what :class:`PropertyScanner` finds.
+    This defines the result of :class:`PropertyScanner`.
     """
     if not text:
         return None, 0
@@ -200,7 +200,7 @@ def scan_properties(text: str) -> tuple[str | None, int]:
 
 
 def delay_level(properties: dict[str, str]) -> int:
-    """The delay level of a message, 0 without one; raises BrokerError if it is no number."""
+    """The delay level of a message, 0 without one; raises BrokerError if it is not a number."""
     text = properties.get(names.PROPERTY_DELAY)
     if text is None:
         return 0
@@ -213,7 +213,7 @@ def delay_level(properties: dict[str, str]) -> int:
 def take_priority(properties: dict[str, str]) -> int | None:
     """The priority of a message, None without one.
 
-    What is delayed, of a transaction or in an order has none, and loses the property.
+    Delayed, timed, half and ordered messages have none; the property is removed from them.
     """
     text = properties.get(names.PROPERTY_PRIORITY, "")
     if not _PRIORITY.fullmatch(text) or (priority := int(text)) >= 1 << 31:
@@ -226,17 +226,17 @@ def take_priority(properties: dict[str, str]) -> int | None:
 
 
 def is_half(properties: dict[str, str]) -> bool:
-    """Whether the properties are those of a half message."""
+    """Whether these are the properties of a half message."""
     return properties.get(names.PROPERTY_TRAN_MSG, "").lower() == "true"
 
 
 def slot_time(deliver_ms: int, precision_ms: int) -> int:
-    """The start of the slot that is delivered at a time, or as soon after it as can be."""
+    """The start of the first slot that ends at or after a delivery time."""
     return (deliver_ms - 1) // precision_ms * precision_ms
 
 
 class Timers(Protocol):
-    """What the way into the timer depends on."""
+    """The properties of the timer that a timed message depends on."""
 
     @property
     def precision_ms(self) -> int:
@@ -244,25 +244,25 @@ class Timers(Protocol):
 
     @property
     def delay_max_ms(self) -> int:
-        """The longest delay that is accepted."""
+        """The longest accepted delay."""
 
     def now_ms(self) -> int:
         """Wall time."""
 
     def is_full(self, slot_time_ms: int) -> bool:
-        """Whether a slot takes no more messages."""
+        """Whether a slot accepts no more messages."""
 
 
 class Diverter:
-    """Redirects delayed and timed messages to the topics in which they wait."""
+    """Redirects delayed and timed messages to the schedule topic and the timer topic."""
 
     def __init__(self, level_count: int, timers: Timers | None = None) -> None:
-        """Without ``timers``, timed messages are refused."""
+        """Refuses timed messages if ``timers`` is None."""
         self._level_count = level_count
         self._timers = timers
 
     def divert(self, draft: Draft, properties: dict[str, str]) -> PutStatus | None:
-        """Change both arguments for a delayed message; a status refuses it."""
+        """Change both arguments for a delayed or timed message; returns a status to refuse it."""
         if draft.sys_flag & FLAG_TRANSACTION_MASK not in (
             FLAG_TRANSACTION_NONE,
             FLAG_TRANSACTION_COMMIT,
@@ -296,7 +296,7 @@ class Diverter:
             return PutStatus.WHEEL_TIMER_MSG_ILLEGAL
         if deliver_ms <= now_ms:
             if names.PROPERTY_TIMER_DEL_UNIQKEY in properties:
-                return PutStatus.WHEEL_TIMER_MSG_ILLEGAL  # what it would delete is delivered
+                return PutStatus.WHEEL_TIMER_MSG_ILLEGAL  # its target is delivered already
             return None
         slot_time_ms = slot_time(deliver_ms, timers.precision_ms)
         if timers.is_full(slot_time_ms):
@@ -309,7 +309,7 @@ class Diverter:
 
 
 def _deliver_time(properties: dict[str, str], now_ms: int) -> int | None:
-    """When a timed message wants to be delivered; None if that is no number."""
+    """The delivery time of a timed message; None if it is not a number."""
     for name, base_ms, unit_ms in (
         (names.PROPERTY_TIMER_DELAY_SEC, now_ms, 1_000),
         (names.PROPERTY_TIMER_DELAY_MS, now_ms, 1),
@@ -323,7 +323,7 @@ def _deliver_time(properties: dict[str, str], now_ms: int) -> int | None:
 
 
 def timer_refusal(status: PutStatus, config: BrokerConfig) -> BrokerError | None:
-    """Why a timed message was refused; None if it was not because of its time."""
+    """The error for a timed message that was refused; None if its time is not the reason."""
     if status is PutStatus.WHEEL_TIMER_MSG_ILLEGAL:
         remark = (
             "timer message illegal, the delay time should not be bigger than the max delay"

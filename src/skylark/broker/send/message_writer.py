@@ -1,17 +1,17 @@
 """Puts messages into the store: those of clients, and those that the broker makes itself.
 
-A client's message is held to the settings. A message that the broker makes, or stores once more (a
-delayed one that is due, a retry, a dead letter, what becomes of a half message, a recall), is held
-to the record format only (:mod:`skylark.broker.send.own_copies`): :meth:`MessageWriter.put_copy`
-takes it as it is, :meth:`MessageWriter.put_own` first turns it into a delayed or timed message
-where its properties say so, as for a producer.
+The settings limit a client's message. Only the record format limits a message that the broker makes
+or copies: a delayed message that is due, a retry, a dead letter, a final message, a recall
+(:mod:`skylark.broker.send.own_copies`). :meth:`MessageWriter.put_copy` stores it as it is;
+:meth:`MessageWriter.put_own` first turns it into a delayed or timed message if its properties say
+so, as for a producer.
 
-Every put is measured for :mod:`skylark.broker.overload.overload_guard` and counted as a put of the
-store. The caller, which knows what the message was meant for, counts it by topic. Counterpart of
-Java's ``EscapeBridge.putMessage`` and of the put hooks of ``DefaultMessageStore``.
+Every put is timed for :mod:`skylark.broker.overload.overload_guard` and counted as a put of the
+store; the caller counts it by topic. Counterpart of Java's ``EscapeBridge.putMessage`` and of the
+put hooks of ``DefaultMessageStore``.
 
-What a crash leaves behind: the record whole, or nothing of it (:mod:`skylark.store.put_message`).
-Which properties a copy leaves out is decided before it is put.
+A crash leaves the whole record or nothing of it (:mod:`skylark.store.put_message`). Properties that
+a copy leaves out are removed before the put.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from skylark.wire.properties import encode_properties
 
 
 def copy_of(record: MessageRecord, topic: str, queue_id: int) -> Draft:
-    """A stored message once more, for another queue; its properties are up to the caller."""
+    """Draft of a copy of a stored message for another queue, without properties."""
     return Draft(
         topic,
         queue_id,
@@ -44,7 +44,7 @@ def copy_of(record: MessageRecord, topic: str, queue_id: int) -> Draft:
 
 
 class MessageWriter:
-    """Puts messages, and keeps count."""
+    """Puts messages, and counts the puts."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class MessageWriter:
         *,
         appended: Callable[[float, float], None],
     ) -> None:
-        """``appended`` gets the begin and end of each append (see ``overload``)."""
+        """``appended`` is called with the start and end time of each append (see ``overload``)."""
         store.leave_room_for_copies(copy_growth)
         self.store = store
-        #: Messages of which a copy could not be made.
+        #: Messages that could not be copied.
         self.uncopied = UncopiedMessages()
         self.diverter = diverter
         self._stats = store_stats
@@ -70,13 +70,13 @@ class MessageWriter:
         return self.put_run([draft])[0]
 
     def put_run(self, drafts: Sequence[Draft]) -> list[PutResult]:
-        """Store messages that came together, each as it is. Hot."""
+        """Store the messages of a run as they are; on the hot path."""
         started = self._monotonic()
         results = self.store.put_run(drafts)
         ended = self._monotonic()
         self._appended(started, ended)
         stats, count = self._stats, len(results)
-        stats.put_took(int((ended - started) * 1000 / count), count)
+        stats.record_put_time(int((ended - started) * 1000 / count), count)
         for result in results:
             if result.size:
                 stats.put_count += result.message_count
@@ -86,20 +86,24 @@ class MessageWriter:
         return results
 
     def fit_copy(self, draft: Draft) -> None:
-        """Hold a copy to the record format only; optional properties go if they do not fit."""
+        """Limit a copy by the record format only; drops optional properties that do not fit."""
         draft.limits = PutLimits.RECORD_FORMAT_ONLY
         fits = self.store.properties_fit
         if not fits(draft.properties):
             draft.properties = without_optional(draft.topic, draft.properties, fits)
 
     def put_copy(self, draft: Draft) -> PutResult:
-        """Store a copy that the broker has made; optional properties go if they do not fit.
+        """Store a copy that the broker has made; no client waits for its flush.
 
-        A status of :data:`~skylark.broker.send.own_copies.NEVER_STORED` is final: the caller adds
-        the message to :attr:`uncopied` and goes on with the next one.
+        Optional properties that do not fit are dropped.
+        A status in :data:`~skylark.broker.send.own_copies.NEVER_STORED` is final: the caller adds
+        the message to :attr:`uncopied` and continues with the next one.
         """
         self.fit_copy(draft)
-        return self.put(draft)
+        result = self.put(draft)
+        if result.status.stored:
+            self.store.when_durable(result, _ignore, wait=False)
+        return result
 
     def divert_own(self, draft: Draft, properties: dict[str, str]) -> PutStatus | None:
         """Redirect a delayed or timed message of the broker; a refusal counts as a failed put."""
@@ -114,7 +118,7 @@ class MessageWriter:
         """Give a message of the broker its property string; both arguments may be changed.
 
         ``may_wait`` is false for a message that must not become a delayed or timed one because of
-        its properties. A status refuses the message.
+        its properties. Returns a status if the message is refused.
         """
         refused = self.divert_own(draft, properties) if may_wait else None
         if refused is None:
@@ -125,13 +129,8 @@ class MessageWriter:
     def put_own(self, draft: Draft, properties: dict[str, str]) -> PutResult:
         """Store a message of the broker that no client waits for."""
         refused = self.prepare_own(draft, properties)
-        if refused is not None:
-            return PutResult(refused)
-        result = self.put(draft)
-        if result.status.stored:
-            self.store.when_durable(result, _ignore, wait=False)
-        return result
+        return self.put_copy(draft) if refused is None else PutResult(refused)
 
 
 def _ignore(_status: PutStatus) -> None:
-    """For a put without a waiting client."""
+    """Callback of a put that no client waits for."""

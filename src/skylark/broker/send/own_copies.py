@@ -1,24 +1,24 @@
-"""Copies that the broker makes of stored messages: what they add, and what they can do without.
+"""Copies that the broker makes of stored messages: properties that they add or can drop.
 
-The broker stores a message once more when a delayed or timed one is due, when a consumer gives one
-back (retry, dead letter), when a half message is committed, and when it asks about one. Such a copy
-is held to the record format only (:class:`skylark.store.commit_log.PutLimits`): its message was
-acknowledged under the settings of then. The format has one limit that matters, 32,767 bytes
-of properties, and most copies have properties that the message did not have.
+The broker copies a message when a delayed or timed one is due, when a consumer sends one back
+(retry, dead letter), when a half message is committed, and with each check-back. Only the record
+format limits such a copy (:class:`skylark.store.commit_log.PutLimits`): its message was
+acknowledged, and the settings may have changed since. The limit of the format is 32,767 bytes of
+properties, and most copies have more properties than their message.
 
-* **Before a message is acknowledged**, :func:`copy_growth` says how much its copies will add. The
-  store refuses a timed or half message (13) whose copies would not fit. A delayed message needs no
-  room: the record that waits has all properties of the one that is delivered. Nor does a plain
-  message, since most are never copied: 32,767 bytes of properties are stored.
-* **A copy that does not fit** (a retry, a store that was written without this check, a checksum of
-  properties that was switched on meanwhile) leaves out what the broker itself has added and readers
-  can do without, one property after the other: :func:`without_optional`.
-* **A copy that still does not fit** is not made. The message stays where it is; it is counted and
-  logged once (:class:`UncopiedMessages`), and the broker goes on with the next one.
+* **Before a message is acknowledged**, :func:`copy_growth` computes how much its copies will add.
+  The store refuses a timed or half message (13) whose copies would not fit. A delayed message needs
+  no room: its record has all properties of the delivered copy. Nor does an ordinary message, since
+  most are never copied: 32,767 bytes of properties are stored.
+* **A copy that does not fit** (a retry, a store written without this check, a property checksum
+  that was enabled later) drops properties that the broker has added and readers do not need, one by
+  one: :func:`without_optional`.
+* **A copy that still does not fit** is not made. The message stays where it is, is counted and
+  logged once (:class:`UncopiedMessages`), and the broker continues with the next one.
 
-What a producer has set stays, except for WAIT, which means nothing in a copy.
+Properties that a producer has set stay, except for WAIT, which has no meaning in a copy.
 
-Has no counterpart in Java, which tries such a copy for ever or drops the message.
+Has no counterpart in Java, which retries such a copy for ever or drops the message.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from skylark.wire import properties as names
 
 log = logging.getLogger(__name__)
 
-#: Statuses of copies that will never be stored, however often they are tried.
+#: Statuses after which another attempt to store a copy is pointless.
 NEVER_STORED: Final = frozenset({PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED})
-#: The largest long: TIMER_ENQUEUE_MS of a message that came too late to be placed.
+#: The largest long: TIMER_ENQUEUE_MS of a message that came too late for the timer wheel.
 NEVER_PLACED: Final = (1 << 63) - 1
 
-# The longest values that copies can have, for a comparison of sizes.
+# The longest values that copies can have, to compute sizes.
 _TIME_MS: Final = "9" * 13
 _COUNT: Final = "9" * 10
 _OFFSET: Final = str(NEVER_PLACED)
@@ -56,7 +56,7 @@ _CHECK_BACK_ADDS: Final = {
 }
 _COMMIT_OF_TIMED_ADDS: Final = {names.PROPERTY_TIMER_OUT_MS: _TIME_MS, **_TIMER_ADDS}
 
-#: Informative properties of the broker, the most dispensable first.
+#: Properties of the broker that readers do not need, the least important first.
 _OPTIONAL: Final = tuple(
     name.encode()
     for name in (
@@ -70,7 +70,7 @@ _OPTIONAL: Final = tuple(
         names.PROPERTY_ORIGIN_MESSAGE_ID,
     )
 )
-#: The destination of a message that waits; of no use in one that has arrived.
+#: The destination of a delayed, timed or half message; useless in a delivered one.
 _DESTINATION: Final = tuple(
     name.encode() for name in (names.PROPERTY_REAL_QID, names.PROPERTY_REAL_TOPIC)
 )
@@ -85,8 +85,7 @@ _REMEMBERED_MAX: Final = 10_000
 def copy_growth(topic: str, properties: bytes) -> int:
     """Bytes of properties by which copies of a client's message may exceed its record.
 
-    ``topic`` is the one that the message is stored in: the timer topic, the half topic, or any
-    other, of which no copies need room.
+    ``topic`` is the topic of the record; only records of the timer and half topics need room.
     """
     if topic == TIMER_TOPIC:
         added = _TIMER_ADDS
@@ -102,9 +101,9 @@ def copy_growth(topic: str, properties: bytes) -> int:
 
 
 def without_optional(topic: str, properties: bytes, fits: Callable[[bytes], bool]) -> bytes:
-    """Properties of a copy for ``topic``, without as many optional ones as it takes to fit.
+    """Properties of a copy for ``topic``, without optional ones until they fit.
 
-    Without all of them if it does not fit even then.
+    Drops all optional ones if they do not fit even then.
     """
     for name in _optional_of(topic, properties):
         if fits(properties):
@@ -116,7 +115,7 @@ def without_optional(topic: str, properties: bytes, fits: Callable[[bytes], bool
 def _optional_of(topic: str, properties: bytes) -> Iterator[bytes]:
     yield from _OPTIONAL
     find = names.find_raw_property
-    if find(properties, _TRANSACTION_ID) == find(properties, _UNIQUE_ID):  # else set by a producer
+    if find(properties, _TRANSACTION_ID) == find(properties, _UNIQUE_ID):  # set by the broker
         yield _TRANSACTION_ID
     if topic not in _WAITING_TOPICS:
         yield from _DESTINATION
@@ -128,12 +127,12 @@ class UncopiedMessages:
     """Counts the messages that could not be copied, and logs each of them once."""
 
     def __init__(self) -> None:
-        #: By what the copy would have been: delivery, timer, retry, check or commit.
+        #: Counts by purpose of the copy: delivery, timer, retry, check or commit.
         self.counts: Counter[str] = Counter()
         self._known: dict[tuple[str, int], None] = {}
 
     def add(self, kind: str, log_offset: int, topic: str, status: PutStatus) -> None:
-        """The message at ``log_offset`` was not copied to ``topic``."""
+        """Count and log a message that was not copied to ``topic``."""
         key = (kind, log_offset)
         if key in self._known:
             return
@@ -142,7 +141,7 @@ class UncopiedMessages:
         self._known[key] = None
         self.counts[kind] += 1
         log.error(
-            "the message at %d of the log cannot be copied to %s and stays where it is: %s (%s)",
+            "the broker cannot copy the message at log offset %d to %s: %s (%s)",
             log_offset,
             topic,
             status.name,

@@ -1,16 +1,16 @@
-"""After a put: why a message was refused, and when a result that says "stored" may be given.
+"""Results of puts: defers them until the message is durable, and builds the errors of refused ones.
 
-A result is given at once, except in three cases. With SYNC_FLUSH it waits until the disk has the
-message, and with synchronous slaves until enough of these have it, unless the message says
-WAIT=false; readers do not wait for slaves, as in Java. And while a topic that a send has created is
-not on disk yet it waits for that: a crash would otherwise leave acknowledged messages in a topic
-that the broker does not know. Not so while topics cannot be saved: then every send would wait, and
-in the end be refused, for a disk that may hold nothing but the settings. The message is stored, and
-that is the result; the log says that new topics hold until restart. A broker that stops gives the
-results that wait first (:meth:`Durability.none_waiting`).
+A result is given at once, except in three cases. With SYNC_FLUSH it waits until the message is on
+disk, and with synchronous slaves until enough of them have it, unless the message has WAIT=false;
+readers do not wait for slaves, as in Java. And a send to a topic that is not saved yet waits for
+the save: otherwise a crash could leave acknowledged messages in a topic that the broker does not
+know. If topics cannot be saved, results do not wait: else every send would time out because of a
+disk that may hold nothing but the settings. The message is stored, and the log reports that new
+topics last until restart. A broker that stops first gives the waiting results
+(:meth:`Durability.wait_for_pending`).
 
-Refusals begin with Java's own text. Where the disk may be full, they say how full it is, as shares
-of 1: ``CL`` is the disk of the log, ``CQ`` that of the queues, ``INDEX`` that of the index.
+Errors begin with Java's text. Where the disk may be full, they have the used share of the disks:
+``CL`` of the commit log, ``CQ`` of the consume queues, ``INDEX`` of the index.
 
 Counterpart of ``SendMessageProcessor.handlePutMessageResult`` and ``diskUtil``.
 """
@@ -44,7 +44,7 @@ _WAIT: Final = names.PROPERTY_WAIT.encode()
 
 
 class Durability:
-    """Holds results back for as long as they would promise too much."""
+    """Defers results until their messages are durable."""
 
     def __init__(
         self,
@@ -57,18 +57,18 @@ class Durability:
         self._topics_saved = topics_saved
         self._waits_for_disk = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._waiting_count = 0
-        self._none_waiting: asyncio.Future[None] | None = None
+        self._all_settled: asyncio.Future[None] | None = None
         self._unsaved: list[tuple[Pending[Any], Any]] = []
         self._saving: asyncio.Task[None] | None = None
 
-    # --- when -------------------------------------------------------------------------------------
+    # --- durability -------------------------------------------------------------------------------
 
     def when_durable(
         self, result: PutResult, outcome: Callable[[PutStatus], ResultT], *, wait: bool = True
     ) -> ResultT | Pending[ResultT]:
-        """The outcome of a put that was stored: now, if it may be given now.
+        """The outcome of a stored put: now if it is durable, else a Pending.
 
-        Without ``wait`` nothing but a topic that is being saved delays it.
+        Without ``wait`` it waits only for a topic that is being saved.
         """
         if not (wait and (self._waits_for_disk or self._store.replicas is not None)):
             self._store.when_durable(result, _ignore, wait=False)
@@ -78,11 +78,11 @@ class Durability:
         self._store.when_durable(result, lambda status: self._durable(pending, outcome(status)))
         return pending
 
-    def all_now(self, results: Sequence[PutResult]) -> bool:
-        """Whether the outcomes of puts that came together may be given at once.
+    def is_durable_now(self, results: Sequence[PutResult]) -> bool:
+        """Whether the outcomes of a run may be given at once.
 
-        If so, the threads that write to the disk or to slaves are woken. Else :meth:`when_durable`
-        follows for each of them that was stored.
+        If so, wakes the threads that flush or replicate. If not, the caller calls
+        :meth:`when_durable` for each stored message.
         """
         if (
             self._waits_for_disk
@@ -91,29 +91,29 @@ class Durability:
         ):
             return False
         for result in reversed(results):
-            if result.size:  # it is stored
+            if result.size:  # stored
                 self._store.when_durable(result, _ignore, wait=False)
                 break
         return True
 
     def _durable(self, pending: Pending[ResultT], outcome: ResultT) -> None:
-        """A put that waited for the disk or for slaves has its outcome."""
+        """Set the outcome of a put that waited for the disk or for slaves."""
         self._waiting_count -= 1
         saved = self._when_saved(outcome)
         if isinstance(saved, Pending):
             saved.then(pending.set)
         else:
             pending.set(saved)
-        if not self._waiting_count and self._none_waiting is not None:
-            self._none_waiting.set_result(None)
-            self._none_waiting = None
+        if not self._waiting_count and self._all_settled is not None:
+            self._all_settled.set_result(None)
+            self._all_settled = None
 
-    async def none_waiting(self) -> None:
-        """Wait until no message waits for the disk or for slaves any more."""
+    async def wait_for_pending(self) -> None:
+        """Wait until no message waits for the disk or for slaves."""
         while self._waiting_count:
-            if self._none_waiting is None:
-                self._none_waiting = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._none_waiting)
+            if self._all_settled is None:
+                self._all_settled = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._all_settled)
 
     def _when_saved(self, outcome: ResultT) -> ResultT | Pending[ResultT]:
         if not self._topics_saved.is_on_its_way:
@@ -122,36 +122,36 @@ class Durability:
         self._unsaved.append((pending, outcome))
         if self._saving is None:
             self._saving = asyncio.get_running_loop().create_task(self.topics_saved())
-            # Not at the end of what is awaited: a task that is cancelled early never begins.
-            self._saving.add_done_callback(self._give_saved)
+            # Not code at the end of the task: a task that is cancelled early never runs.
+            self._saving.add_done_callback(self._set_saved)
         return pending
 
-    def _give_saved(self, task: asyncio.Task[None]) -> None:
-        """The disk has the topics that were marked when the wait began."""
+    def _set_saved(self, task: asyncio.Task[None]) -> None:
+        """Set the outcomes that waited for a save of the topics."""
         self._saving = None
         unsaved, self._unsaved = self._unsaved, []
         for pending, outcome in unsaved:
-            if task.cancelled():  # the loop ends
+            if task.cancelled():  # the broker stops
                 stops = "the broker stops before it has saved a new topic"
                 pending.set(ServiceNotAvailableError(stops))
                 continue
-            saved = self._when_saved(outcome)  # more topics may have been made meanwhile
+            saved = self._when_saved(outcome)  # more topics may have been created meanwhile
             if isinstance(saved, Pending):
                 saved.then(pending.set)
             else:
                 pending.set(saved)
 
     async def topics_saved(self) -> None:
-        """Wait until the disk has all topics, or cannot take them."""
+        """Wait until all topics are saved, or cannot be."""
         if self._topics_saved.is_on_its_way:
-            # The saver has logged a failure, of any kind. The message is stored all the same.
+            # The saver logs any failure. The message is stored all the same.
             with contextlib.suppress(Exception):
                 await self._topics_saved.written()
 
-    # --- why not ----------------------------------------------------------------------------------
+    # --- errors -----------------------------------------------------------------------------------
 
     def refusal(self, status: PutStatus, hint: str | None = None) -> BrokerError:
-        """Why a message was not stored."""
+        """The error for a message that was not stored."""
         match status:
             case PutStatus.MESSAGE_ILLEGAL | PutStatus.PROPERTIES_SIZE_EXCEEDED:
                 size_max = self._store.config.max_message_size
@@ -171,7 +171,7 @@ class Durability:
                 remark = "[PC_SYNCHRONIZED]broker busy, start flow control for a while"
             case PutStatus.WHEEL_TIMER_NOT_ENABLE:
                 remark = "accurate timer message is not enabled, timerWheelEnable is false"
-                hint = hint or "this broker knows delay levels only"
+                hint = hint or "this broker supports delay levels only"
             case _:
                 remark = status.name
         return broker_error(status.code, remark, hint=hint)
@@ -186,7 +186,7 @@ class Durability:
         return f"CL: {log:5.2f} CQ: {queues:5.2f} INDEX: {index:5.2f}"
 
     def _used_ratio(self, path: Path) -> float:
-        """How full the disk is that holds a directory; -1, as in Java, if it cannot be read."""
+        """Used share of the disk that holds a directory; -1, as in Java, if it is unreadable."""
         try:
             while not self._files.exists(path) and path != path.parent:
                 path = path.parent
@@ -195,11 +195,11 @@ class Durability:
             return -1.0
 
 
-def wants_to_wait(properties: bytes) -> bool:
-    """Whether a message does not say WAIT=false."""
+def waits_for_durability(properties: bytes) -> bool:
+    """Whether the result of a message waits for durability: it does not have WAIT=false."""
     value = names.find_raw_property(properties, _WAIT)
     return value is None or value.lower() == b"true"
 
 
 def _ignore(_status: PutStatus) -> None:
-    """For a put whose result is given at once."""
+    """Callback of a put whose result is given at once."""

@@ -1,4 +1,4 @@
-"""The one way from requests into the log: every put is a run of drafts, also a run of one.
+"""The put pipeline: the only way from requests into the log. Every put is a run of drafts.
 
 ::
 
@@ -6,14 +6,14 @@
     3 put              MessageWriter     all drafts of the run at once
     4 after, 5 result  PutStep.finish    per request: counters, wake-ups, the result
 
-A run is what the kernel had at once from one connection: sends (10, 310, 320), decisions about half
-messages (37) and others that store messages, in any order. Each kind has a :class:`PutStep`, chosen
-by the type of the request.
+A run is the requests that were read from one connection at once: sends (10, 310, 320), decisions
+about half messages (37) and others that store messages, in any order; a run of one is a single
+request. The type of a request chooses its :class:`PutStep`.
 
-A request that is refused in step 1 or 2 has its refusal in its place; it splits nothing. Only a
-request that must come behind what the ones before it have stored makes two puts of a run
-(:data:`STORE_FIRST`): a decision about a half message of the same run, the second decision about
-one, a rollback.
+A request that is refused in step 1 or 2 gets its error as outcome and does not split the run. Only
+a request that needs the earlier messages of its run in the log splits it into two puts
+(:data:`STORE_FIRST`): a decision about a half message of the same run, the second decision about a
+half message, a rollback.
 
 **Unexpected errors.** Each request fails alone: an exception becomes the outcome of the
 request for which it was raised.
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class StoreFirst(enum.Enum):
-    """What a step returns that must see the messages of the requests before it."""
+    """Result of a step that needs the earlier messages of its run in the log."""
 
     STORE_FIRST = enum.auto()
 
@@ -54,20 +54,20 @@ class Done:
         self.outcome = outcome
 
 
-#: What becomes of a request: a message to be stored, or an outcome, or neither yet.
+#: Result of drafting a request: a message to be stored, its outcome, or neither yet.
 Drafted: TypeAlias = Draft | Done | Literal[StoreFirst.STORE_FIRST]
 
 
 class PutStep(Protocol):
-    """What one kind of request does before and after its message is stored."""
+    """Handles one kind of request before and after its message is stored."""
 
     def draft(self, peer: Peer, request: Any) -> Drafted:
-        """Check a request and make the message that it stores; raises what refuses it."""
+        """Check a request and make the message that it stores; raises an error to refuse it."""
 
     def finish(self, request: Any, draft: Any, result: PutResult, *, is_durable: bool) -> object:
-        """The outcome of a request whose message was stored, or not.
+        """The outcome of a request after the put of its message, which may have failed.
 
-        Unless ``is_durable``, a result may have to wait (:meth:`Durability.when_durable`).
+        Without ``is_durable``, the result may have to wait (:meth:`Durability.when_durable`).
         """
 
 
@@ -82,7 +82,7 @@ class PutPipeline:
         *,
         after_put: Sequence[Callable[[], None]] = (),
     ) -> None:
-        """``after_put`` are called when all requests of one put have their outcomes."""
+        """Calls ``after_put`` when all requests of one put have their outcomes."""
         self._writer = writer
         self._durability = durability
         self._steps = dict(steps)
@@ -97,8 +97,8 @@ class PutPipeline:
     ) -> list[Any]:
         """The outcomes of requests, in their order.
 
-        Requests behind one that is refused with an error for which ``stops_at`` holds are not
-        handled; their outcome is None.
+        Stops at a request that is refused with an error for which ``stops_at`` returns true; the
+        outcome of later requests is None.
         """
         steps = self._steps
         outcomes: list[Any] = [None] * len(requests)
@@ -122,7 +122,7 @@ class PutPipeline:
                 places.append(place)
                 drafts.append(drafted)
             else:
-                assert isinstance(drafted, Done), "nothing is stored before it any more"
+                assert isinstance(drafted, Done), "STORE_FIRST comes once per request"
                 outcomes[place] = drafted.outcome
         self._put(requests, places, drafts, outcomes)
         return outcomes
@@ -134,12 +134,12 @@ class PutPipeline:
         drafts: list[Draft],
         outcomes: list[Any],
     ) -> None:
-        """Store drafts and set the outcomes of their requests, which stand at ``places``."""
+        """Store drafts and set the outcomes of their requests, whose indexes are ``places``."""
         if not drafts:
             return
         try:
             results = self._writer.put_run(drafts)
-            is_durable = self._durability.all_now(results)
+            is_durable = self._durability.is_durable_now(results)
         except Exception as error:  # noqa: BLE001 - the outcome
             for place in places:
                 outcomes[place] = error
@@ -156,4 +156,4 @@ class PutPipeline:
             try:
                 call()
             except Exception:
-                log.exception("work after a put failed")
+                log.exception("a callback after a put failed")

@@ -186,7 +186,7 @@ class ReplyStep:
         durable: object = None,
     ) -> Pending[ReplyResult]:
         """Send the reply to the requester; the result waits for ``durable``, if that is pending."""
-        result = ReplyResult(draft.asked_queue_id)
+        result = ReplyResult(draft.requested_queue_id)
         if stored is not None:
             result.log_offset, result.queue_offset = stored.log_offset, stored.queue_offset
         pending: Pending[Any] = Pending()

@@ -1,13 +1,13 @@
-"""Before a message is stored: the checks of its header, in Java's order, and what it gets from us.
+"""Validates sends by their headers, in Java's order, and makes their drafts.
 
 Sends (:mod:`skylark.broker.send.handlers`) and replies (:mod:`skylark.broker.send.reply_handlers`)
-pass the same checks. They look at the header alone; a missing topic is created here. What is
-refused because of overload, or because this broker is a slave, does not get here
+pass the same checks. They check the header only, and create a missing topic. Requests that are
+refused because of overload, or because this broker is a slave, do not get here
 (:mod:`skylark.broker.overload.overload_guard`).
 
-Every message is given the region of the broker and whether traces are wanted, as properties, and
-every answer has both as ext fields. They follow the live settings, and are made anew only when
-these change: this is on the hot path. A queue id below 0 gets the queues in turn; Java draws one.
+Every message gets the region of the broker and the trace switch as properties, and every response
+has both as ext fields. They are computed when the settings change, not per message. A queue id
+below 0 selects the queues in turn; Java selects one at random.
 
 Counterpart of ``AbstractSendMessageProcessor.msgCheck`` and ``buildMsgContext``.
 """
@@ -47,36 +47,36 @@ from skylark.wire.headers.send import (
 )
 from skylark.wire.layout import FLAG_MULTI_TAGS
 
-SENDABLE_MAX: Final = 10_000  # names that are kept as checked
+SENDABLE_MAX: Final = 10_000  # cached names of valid topics
 _LONG_NAMES: Final = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE})
 
 
 def send_header(request: Command) -> SendHeader:
-    """The header of a send or of a reply, which has long names or letters, by the code."""
+    """The header of a send or reply; the code decides whether its fields have long names."""
     if request.code in _LONG_NAMES:
         return request.header(SendMessageRequestHeader)
     return request.header(SendMessageRequestHeaderV2)
 
 
 class Extra(msgspec.Struct, gc=False):
-    """What is to be done when a message is stored that is more than a plain one."""
+    """Data for the result of a half message, dead letter, timed message or batch."""
 
-    #: The topic that a half message belongs to.
+    #: The real topic of a half message.
     half_of: str | None = None
-    #: Of a half message whose commit asks for nothing but the copy: how many bytes of its property
-    #: string the final message has (:func:`turn_into_half`). Else 0.
+    #: For a half message whose commit is a plain copy: the size of the properties of its final
+    #: message (:func:`turn_into_half`). Else 0.
     final_size: int = 0
-    #: Group, and topic of origin, of a message that the broker made a dead letter.
+    #: Group, and original topic, of a message that the broker made a dead letter.
     dead_letter_of: tuple[str, str] | None = None
     recall_handle: str | None = None
     batch_unique_id: str | None = None
 
 
 class SendDraft(Draft, gc=False):
-    """The message of a send on its way into the log, and what its result needs."""
+    """Draft of a sent message, and the data for its result."""
 
-    #: The queue id of the result: what the producer asked for, wherever the message goes.
-    asked_queue_id: int = 0
+    #: The queue id of the result: the one in the request, wherever the message is stored.
+    requested_queue_id: int = 0
     unique_id: str = ""
     extra: Extra | None = None
 
@@ -88,27 +88,27 @@ class SendChecks:
         self._topics = topics
         self._clock = clock
         self._turns = count()
-        self._sendable: set[str] = set()  # names of topics that were found right
+        self._sendable: set[str] = set()  # names of valid topics
         self._prepare(live.current)
         live.follow(self._prepare)
 
     def _prepare(self, config: BrokerConfig) -> None:
         trace_on = "true" if config.trace_on else "false"
-        #: The settings that all of this follows.
+        #: The current settings.
         self.config = config
-        #: Ext fields of every answer.
+        #: Ext fields of every response.
         self.ext = {EXT_TRACE_ON: trace_on, EXT_MSG_REGION: config.region_id}
         #: Properties of every message.
         self.added = {
             names.PROPERTY_MSG_REGION: config.region_id,
             names.PROPERTY_TRACE_ON: trace_on,
         }
-        #: Those of a message that is not a reply, and the same as a property string.
+        #: Properties of every message that is not a reply, and the same as a property string.
         self.added_to_sends = {**self.added, names.PROPERTY_CLUSTER: config.broker_cluster_name}
         self.added_text = names.encode_properties(self.added_to_sends)
 
     def topic_of(self, peer: Peer, header: SendHeader) -> TopicConfig:
-        """The topic of a send, created if need be; raises BrokerError where it may not be sent."""
+        """The topic of a send, created if missing; raises BrokerError if the send is forbidden."""
         config = self.config
         start_ms = config.start_accept_send_request_time_stamp
         if start_ms and self._clock.now_ms() < start_ms:
@@ -117,7 +117,7 @@ class SendChecks:
         if not config.broker_permission & Perm.WRITE and topic is not None and topic.order:
             raise NoPermissionError(f"the broker[{config.broker_ip1}] sending message is forbidden")
         if topic is None or header.topic not in self._sendable:
-            # Also where the topic exists: the broker itself makes some that nobody may send to.
+            # Also for existing topics: clients may not send to some topics of the broker.
             if (problem := topic_problem(header.topic)) is not None:
                 raise InvalidParameterError(problem)
             if (problem := send_problem(header.topic)) is not None:
@@ -148,7 +148,7 @@ class SendChecks:
         return topic
 
     def draft(self, peer: Peer, header: SendHeader, topic: TopicConfig, body: bytes) -> SendDraft:
-        """The message as it will be stored, but for its properties."""
+        """Draft of the message, without its properties."""
         queue_id = header.queue_id
         if queue_id < 0:
             queue_id = next(self._turns) % max(1, topic.write_queue_nums)
@@ -157,13 +157,18 @@ class SendChecks:
             sys_flag |= FLAG_MULTI_TAGS
         return SendDraft(
             header.topic, queue_id, body, b"", header.flag, sys_flag, header.born_timestamp,
-            peer.born_host, header.reconsume_times or 0, asked_queue_id=queue_id,
+            peer.born_host, header.reconsume_times or 0, requested_queue_id=queue_id,
         )  # fmt: skip
+
+    def transactions_forbidden(self) -> BrokerError:
+        """The error for half messages with ``rejectTransactionMessage``."""
+        address = self.config.broker_ip1
+        return NoPermissionError(f"the broker[{address}] sending transaction message is forbidden")
 
 
 def _local_time(time_ms: int) -> str:
     try:
         local = datetime.fromtimestamp(time_ms / 1000, tz=UTC).astimezone()
-    except (ValueError, OverflowError, OSError):  # some year without a name: "never" is meant
+    except (ValueError, OverflowError, OSError):  # a year out of range, set to mean "never"
         return f"{time_ms} ms"
     return f"{local:%Y-%m-%d %H:%M:%S},{time_ms % 1000:03d}"

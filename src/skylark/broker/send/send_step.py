@@ -1,29 +1,29 @@
-"""Sends: a message or a batch, checked, made into a draft, and its result once it is stored.
+"""Sends: checks a message or batch, makes its draft, and builds its result after the put.
 
-A :class:`~skylark.broker.send.put_pipeline.PutStep`. The checks are in
-:mod:`skylark.broker.send.send_checks`, what properties do in
-:mod:`skylark.broker.send.message_policy`, when a result may be given and how a refusal is worded in
+A :class:`~skylark.broker.send.put_pipeline.PutStep`. Header checks are in
+:mod:`skylark.broker.send.send_checks`, the meaning of properties in
+:mod:`skylark.broker.send.message_policy`, durability and error texts in
 :mod:`skylark.broker.send.put_outcome`.
 
-The queue id of a result is the one that was asked for, or that of the priority, also when the
-message went elsewhere (delay, dead letters); the offset is that of the queue it is in.
+The queue id of a result is the one in the request, or that of the priority, also when the message
+is stored in another topic (delay, dead letters); the offset is that of the queue it is stored in.
 
 **Empty bodies** are illegal messages (13), which producers do not send again. Java fails on them
 with a null pointer (1), and producers try the next broker, in vain.
 
-**Retry topics.** Consumers send here what they could not consume, when sending it back (36) fails,
-and orderly consumers always do. What has been tried too often, or comes from a group that consumes
-in order right now, goes to the dead letters of the group.
+**Retry topics.** Consumers send failed messages here when sending them back (36) fails, and orderly
+consumers always do. A message that was retried too often, or whose group consumes in order now,
+becomes a dead letter of the group.
 
-**Batches** are taken apart: each message gets a record, a queue offset and an id of its own. Topics
-of type BatchCQ are different. Their queues have one entry per batch, so a batch, which needs a
-UNIQ_KEY there, is stored as it came: one record, one id, and as many queue offsets as it has
-messages. Other messages to such a topic are refused. Java stores them, but nothing can read them.
+**Batches** are split: each message gets its own record, queue offset and id. In a topic of type
+BatchCQ a queue has one entry per batch, so a batch, which needs a UNIQ_KEY there, is stored
+unsplit: one record, one id, and as many queue offsets as it has messages. Other messages to such a
+topic are refused. Java stores them, but no consumer can read them.
 
-**Half messages** (TRAN_MSG=true) go to the half queue, whose offset is the one in the result: the
-producer names it when it decides (:mod:`skylark.broker.transaction`).
+**Half messages** (TRAN_MSG=true) go to the half queue; the result has their offset there, which the
+producer sends with its decision (:mod:`skylark.broker.transaction`).
 
-**Timed messages** have a handle in their result (:mod:`skylark.broker.send.recall`).
+**Timed messages** have a recall handle in their result (:mod:`skylark.broker.send.recall`).
 
 Counterpart of ``SendMessageProcessor`` and ``AbstractSendMessageProcessor``.
 """
@@ -47,7 +47,7 @@ from skylark.broker.send.message_policy import (
     timer_refusal,
 )
 from skylark.broker.send.message_writer import MessageWriter
-from skylark.broker.send.put_outcome import Durability, wants_to_wait
+from skylark.broker.send.put_outcome import Durability, waits_for_durability
 from skylark.broker.send.recall import recall_handle
 from skylark.broker.send.send_checks import Extra, SendChecks, SendDraft
 from skylark.broker.stats.broker_stats import BrokerStats
@@ -58,7 +58,6 @@ from skylark.broker.transaction.transaction_service import TransactionService
 from skylark.core.errors import (
     BrokerError,
     MessageIllegalError,
-    NoPermissionError,
     SubscriptionGroupNotExistError,
 )
 from skylark.core.hashing import UniqueIdGenerator, join_offset_ids
@@ -80,15 +79,15 @@ from skylark.wire.message import reserve_property_crc
 _PUT_OK: Final = PutStatus.PUT_OK
 _SUCCESS: Final = int(PutStatus.PUT_OK.code)
 _HALF_ITEM: Final = f"{names.PROPERTY_TRAN_MSG}\x01true\x02"
-#: Attributes of a topic that change what may be put there.
+#: Attributes of a topic that restrict the messages it accepts.
 _PUT_ATTRIBUTES: Final = ((CLEANUP_POLICY, "COMPACTION"), (QUEUE_TYPE, "BatchCQ"))
 
-#: Told of each dead letter: the group, and the topic that the message was first sent to.
+#: Called for each dead letter with its group and the topic that it was first sent to.
 OnDeadLetter = Callable[[str, str], None]
 
 
 class SendStep:
-    """The part of the pipeline that is about sends."""
+    """The step of the put pipeline that handles sends."""
 
     def __init__(
         self,
@@ -111,12 +110,12 @@ class SendStep:
         self._transactions = transactions
         self._unique_ids = unique_ids
         self._scan = PropertyScanner().scan
-        self._counted_topic, self._is_system = "", False  # nearly always the same as before
+        self._counted_topic, self._is_system = "", False  # cache of the last topic
 
     # --- from request to draft --------------------------------------------------------------------
 
     def draft(self, peer: Peer, request: SendRequest) -> Draft:
-        """The message as it will be stored; raises BrokerError."""
+        """Check a send and draft its message; raises BrokerError."""
         header, body, checks = request.header, request.body, self._checks
         if not body:
             raise self._illegal("the message has no body")
@@ -147,7 +146,7 @@ class SendStep:
         return draft
 
     def _rewrite(self, request: SendRequest, draft: SendDraft, topic: TopicConfig) -> None:
-        """Carry out what the properties, or the topic, ask for; in Java's order."""
+        """Carry out the actions of the properties and of the topic, in Java's order."""
         header, checks = request.header, self._checks
         properties = names.parse_properties(header.properties or "")
         if header.topic == TIMER_TOPIC:
@@ -158,7 +157,7 @@ class SendStep:
         priority = take_priority(properties)
         if priority is not None:
             draft.queue_id = max(0, min(priority, topic.write_queue_nums - 1))
-            draft.asked_queue_id = draft.queue_id
+            draft.requested_queue_id = draft.queue_id
         draft.unique_id = properties.get(names.PROPERTY_UNIQ_KEY) or self._unique_ids.next_id()
         properties[names.PROPERTY_UNIQ_KEY] = draft.unique_id
         self._check_topic_type(topic, properties)
@@ -167,11 +166,11 @@ class SendStep:
             draft.reconsume_times > 0 and delay_level(properties) > 0
         )
         if becomes_half and checks.config.reject_transaction_message:
-            raise self._no_transactions()
+            raise checks.transactions_forbidden()
         if names.PROPERTY_INNER_NUM in properties:
             raise self._illegal()
         if becomes_half:
-            delay_level(properties)  # it counts at the commit, but no number is refused at once
+            delay_level(properties)  # applies at the commit, but an invalid one is refused now
             drop_half_names(properties)
             draft.properties = names.encode_properties(properties).encode()
             self._turn_into_half(draft, is_simple=False)
@@ -185,17 +184,13 @@ class SendStep:
             draft.extra = Extra(recall_handle=handle)
 
     def _turn_into_half(self, draft: SendDraft, *, is_simple: bool) -> None:
-        """``is_simple``: its properties ask for nothing else, now or when it is committed."""
+        """``is_simple``: no other property has an action, now or at the commit."""
         if self._checks.config.reject_transaction_message:
-            raise self._no_transactions()
+            raise self._checks.transactions_forbidden()
         extra = draft.extra = Extra(half_of=draft.topic)
         final_size = turn_into_half(draft, draft.unique_id)
         if is_simple:
             extra.final_size = final_size
-
-    def _no_transactions(self) -> BrokerError:
-        address = self._checks.config.broker_ip1
-        return NoPermissionError(f"the broker[{address}] sending transaction message is forbidden")
 
     def _illegal(self, hint: str | None = None) -> BrokerError:
         return self._durability.refusal(PutStatus.MESSAGE_ILLEGAL, hint)
@@ -208,19 +203,19 @@ class SendStep:
             raise MessageIllegalError("Required message key is missing")
         if topic.attributes.get(QUEUE_TYPE) == "BatchCQ":
             raise self._illegal(
-                f"topic {topic.topic_name} is of type BatchCQ, which takes batches only"
+                f"topic {topic.topic_name} is of type BatchCQ, which accepts batches only"
             )
 
     def _check_destination(self, properties: Mapping[str, str]) -> None:
-        """A message that goes straight into the timer names its destination itself.
+        """Refuse a message to the timer topic whose destination queue does not exist.
 
-        Java takes any, and so anybody could have queues made without end.
+        Java accepts any destination, so that a client could create any number of queues.
         """
-        topic = properties.get(names.PROPERTY_REAL_TOPIC)  # without one, it is passed over
+        topic = properties.get(names.PROPERTY_REAL_TOPIC)  # the timer skips messages without one
         queue_id = properties.get(names.PROPERTY_REAL_QID, "")
         if topic is not None and not self._topics.has_queue(topic, queue_id):
             raise self._illegal(
-                f"{TIMER_TOPIC} takes messages for queues that exist; for a timed message,"
+                f"{TIMER_TOPIC} accepts messages for existing queues only; for a timed message,"
                 " send to its own topic with TIMER_DELIVER_MS",
             )
 
@@ -273,7 +268,7 @@ class SendStep:
     def finish(
         self, _request: SendRequest, draft: SendDraft, result: PutResult, *, is_durable: bool
     ) -> SendResult | Pending[SendResult] | Exception:
-        """Count what was stored, and say where."""
+        """Count the message, and build its result."""
         if not result.size:
             return self._durability.refusal(result.status)
         topic = draft.topic
@@ -281,7 +276,11 @@ class SendStep:
             self._counted_topic, self._is_system = topic, self._topics.is_system(topic)
         self._stats.put(topic, result.message_count, result.size, is_system=self._is_system)
         sent = SendResult(
-            _SUCCESS, result.log_offset, draft.asked_queue_id, result.queue_offset, draft.unique_id
+            _SUCCESS,
+            result.log_offset,
+            draft.requested_queue_id,
+            result.queue_offset,
+            draft.unique_id,
         )
         if draft.extra is not None:
             self._finish_special(draft, draft.extra, result, sent)
@@ -292,9 +291,9 @@ class SendStep:
     def _finish_special(
         self, draft: SendDraft, extra: Extra, result: PutResult, sent: SendResult
     ) -> None:
-        """What a message that is more than a plain one needs once it is stored."""
+        """Complete the result of a half message, dead letter, timed message or batch."""
         if extra.half_of is not None:
-            self._transactions.half_stored(draft, extra.half_of, extra.final_size, result)
+            self._transactions.record_half(draft, extra.half_of, extra.final_size, result)
         if extra.dead_letter_of is not None and self._retries.on_dead_letter is not None:
             self._retries.on_dead_letter(*extra.dead_letter_of)
         if draft.batch is not None:
@@ -309,7 +308,7 @@ class SendStep:
             sent.code = status.code
             return sent
 
-        wait = wants_to_wait(draft.properties)
+        wait = waits_for_durability(draft.properties)
         return self._durability.when_durable(result, outcome, wait=wait)
 
 
@@ -325,7 +324,7 @@ class RetryChecks:
         steady_ms: Callable[[], int],
         on_dead_letter: OnDeadLetter | None = None,
     ) -> None:
-        """``steady_ms`` is the time that queue locks are given (see ``client_liveness``)."""
+        """``steady_ms`` is the clock of the queue locks (see ``client_liveness``)."""
         self._groups = groups
         self._topics = topics
         self._locks = locks
@@ -335,7 +334,7 @@ class RetryChecks:
     def divert_dead_letter(
         self, request: SendRequest, draft: SendDraft, properties: dict[str, str]
     ) -> None:
-        """Send a message to a retry topic to the dead letters instead, if it has to go there."""
+        """Turn a message to a retry topic into a dead letter if it has no retries left."""
         header = request.header
         name = header.topic.removeprefix(RETRY_PREFIX).partition("+")[0]
         group = self._groups.find(name)
@@ -355,14 +354,14 @@ class RetryChecks:
 
 
 def _is_simple_half(text: str, actions: int) -> bool:
-    """Whether a message is a half message, and its property string asks for nothing else."""
+    """Whether a message is a half message, and no other property has an action."""
     return actions & (REWRITES | OF_HALF) == HALF and (
         text.startswith(_HALF_ITEM) or f"\x02{_HALF_ITEM}" in text
     )
 
 
 def _changes_puts(topic: TopicConfig) -> bool:
-    """Whether a topic has an attribute that changes what may be put there."""
+    """Whether a topic has an attribute that restricts the messages it accepts."""
     attributes = topic.attributes
     return any(attributes.get(name) == value for name, value in _PUT_ATTRIBUTES)
 
@@ -370,7 +369,7 @@ def _changes_puts(topic: TopicConfig) -> bool:
 def batch_ids(store: MessageStore, result: PutResult, batch: Batch) -> str:
     """The offset id of each message of a batch, separated by commas.
 
-    Their records have all the same size but for body and properties.
+    Their records have the same size, apart from body and properties.
     """
     if store.config.enabled_append_prop_crc:
         batch = batch.with_properties([reserve_property_crc(each) for each in batch.properties])

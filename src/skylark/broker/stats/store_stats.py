@@ -78,7 +78,7 @@ class StoreStats:
 
     # --- counting ---
 
-    def put_took(self, ms: int, count: int = 1) -> None:
+    def record_put_time(self, ms: int, count: int = 1) -> None:
         """Count puts that took ``ms`` each."""
         self._put_times[ms if ms < PUT_MS_MAX else PUT_MS_MAX] += count
         if ms > self.put_ms_max:

@@ -1,29 +1,28 @@
-"""Rounds of checks: undecided half messages are asked about, given up, or left alone for now.
+"""Check-back: rounds in which the broker asks producers about undecided half messages.
 
-A round begins ``transactionCheckInterval`` after the first half message, or after the round before
-it began, as long as half messages are there: an idle broker has no timer here. It takes what has
-come to the end of its immunity, then goes through the half queue, as
-:mod:`skylark.broker.transaction.check_policy` says.
+A round begins ``transactionCheckInterval`` after the first half message, or after the start of the
+previous round, as long as there are half messages: an idle broker has no timer here. It first
+handles the messages whose immunity has ended, then scans the half queue. The rules are in
+:mod:`skylark.broker.transaction.check_policy`.
 
-**Slices.** A turn of the loop deals with :data:`SLICE_COUNT` messages, so that a hundred thousand
-of them delay nobody. If a producer does not read as fast as it is asked, the round pauses. After
-60 s it ends wherever it is; the next one goes on there.
+**Slices.** One turn of the event loop handles :data:`SLICE_COUNT` messages, so that a long queue
+does not delay other requests. If a producer does not read its check-backs, the round pauses. After
+60 s a round ends; the next one continues where it stopped.
 
-**Position.** What was committed, rolled back, copied or given up is done; the first offset that is
-not is committed for the group CID_RMQ_SYS_TRANS, where the next start begins. It must not be ahead
-of the disk: the position in a file that was synced and the copy it stands for in a log that was not
-would lose a half message with the power. So a position counts when the log is on disk as far as it
-went when the position was reached; that is usually found in the next round.
+**Position.** The group CID_RMQ_SYS_TRANS commits the first offset that is neither committed, rolled
+back, copied nor given up; the next start begins there. The position must not be ahead of the disk:
+a synced position with an unsynced copy would lose a half message at a power failure. So a new
+position counts only when the log is flushed up to its end at the time the position was reached,
+which the next round usually finds.
 
 **Messages that cannot be copied** (older stores have some whose properties fill the record, see
-:mod:`skylark.broker.send.own_copies`) stay where they are and are counted. The round goes on, and
-asks about the message itself instead of a copy. How often it has asked is kept in memory only, for
-:data:`KEPT_MAX` messages; a message of which no copy can be made even to give it up counts as given
-up all the same. A new start begins to count anew, or does not see the message any more.
+:mod:`skylark.broker.send.own_copies`) stay where they are and are counted. The round continues, and
+checks back about the message itself instead of a copy. Their check counts are kept in memory only,
+for :data:`UNCOPIED_CHECKS_MAX` messages; a message that cannot even be copied to give it up counts
+as given up all the same. A restart sets these counts to zero, or does not see the message any more.
 
-What a crash leaves: a copy in the queue, and a position before the message it was made of. Recovery
-finds that the message has moved. A message that was given up twice has two copies in
-TRANS_CHECK_MAX_TIME_TOPIC.
+A crash may leave a copy in the queue and a position before its original; recovery finds that the
+original has a copy. A message that was given up twice has two copies in TRANS_CHECK_MAX_TIME_TOPIC.
 
 Counterpart of Java's ``TransactionalMessageCheckService``,
 ``TransactionalMessageServiceImpl.check`` and ``DefaultTransactionalMessageCheckListener``.
@@ -44,11 +43,16 @@ from skylark.broker.send.message_writer import MessageWriter
 from skylark.broker.send.own_copies import NEVER_STORED
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.topics.topic_table import TopicTable
-from skylark.broker.transaction.check_policy import CheckRules, Verdict, Waiting, due_ms, judge
-from skylark.broker.transaction.decisions import Fate
-from skylark.broker.transaction.half_message import HALF_QUEUE_ID, Half, read_half
+from skylark.broker.transaction.check_policy import (
+    CheckAction,
+    CheckRules,
+    ImmuneMessages,
+    choose_action,
+    due_ms,
+)
+from skylark.broker.transaction.decisions import HalfOutcome
+from skylark.broker.transaction.half_message import HALF_QUEUE_ID, Half, read_half, read_queue
 from skylark.broker.transaction.op_messages import OpProgress
-from skylark.broker.transaction.record_lookup import read_queue
 from skylark.broker.transaction.transaction_counts import TransactionCounts
 from skylark.broker.transaction.transaction_recovery import Recovered
 from skylark.core.clock import Clock, TimerHandle
@@ -63,10 +67,10 @@ log = logging.getLogger(__name__)
 
 SLICE_COUNT: Final = 100
 ROUND_S_MAX: Final = 60.0
-#: Pause while a producer has much to read.
+#: Pause while a producer does not read.
 PAUSE_S: Final = 0.05
-#: Messages that cannot be copied and are asked about nevertheless.
-KEPT_MAX: Final = 10_000
+#: Messages without a copy whose check counts are kept.
+UNCOPIED_CHECKS_MAX: Final = 10_000
 #: Producer groups that a round logs something about.
 GROUPS_REPORTED_MAX: Final = 10
 _READ_COUNT: Final = 64
@@ -74,13 +78,13 @@ _HOUR_MS: Final = 3_600_000
 
 
 class _Step(enum.Enum):
-    NEXT = "the message is dealt with"
+    NEXT = "the message is done"
     PAUSE = "its producer does not read"
-    STOP = "the round ends before it"
+    STOP = "the round ends before this message"
 
 
 class CheckRounds:
-    """Goes through the half queue, again and again while it has anything."""
+    """Scans the half queue in rounds while it has undecided messages."""
 
     def __init__(
         self,
@@ -96,7 +100,7 @@ class CheckRounds:
         *,
         mark_log: Callable[[], None],
     ) -> None:
-        """``mark_log`` may write an op message, so that the next start has less to read."""
+        """``mark_log`` may write an op message, which bounds what the next start has to read."""
         self._live = live
         self._writer = writer
         self._store = writer.store
@@ -107,17 +111,19 @@ class CheckRounds:
         self._counts = counts
         self._clock = clock
         self._mark_log = mark_log
-        self._resolved = recovered.resolved
+        self._decisions = recovered.decisions
         self._progress: OpProgress = recovered.progress
-        #: The first half message that may be undecided, and the one that is looked at next.
+        #: Queue offsets: the first half message that may be undecided, and the next to be scanned.
         self.position = recovered.position
         self.scan_offset = recovered.position
-        self._reached: tuple[int, int] | None = None  # a position, and the log when it was reached
-        self.waiting = Waiting()
+        self._reached: tuple[int, int] | None = None  # next position, end of the log at that time
+        self.immune = ImmuneMessages()
         self._due: deque[int] = deque()
-        self._kept: dict[int, int] = {}  # offset of a message without copy -> times asked
-        self._ahead: deque[MessageRecord] = deque()  # read, but not looked at
-        self._unasked: Counter[str] = Counter()  # in this round, by producer group
+        self._uncopied_checks: dict[
+            int, int
+        ] = {}  # offset of a message without copy -> times asked
+        self._read_ahead: deque[MessageRecord] = deque()  # read, but not checked
+        self._without_producer: Counter[str] = Counter()  # in this round, by producer group
         self._given_up: Counter[str] = Counter()
         self._timer: TimerHandle | None = None
         self._stopped = False
@@ -128,7 +134,7 @@ class CheckRounds:
     # --- life -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin with rounds if the last run has left half messages."""
+        """Schedule the first round if the last run has left half messages."""
         self._arm()
 
     def stop(self) -> None:
@@ -139,11 +145,11 @@ class CheckRounds:
 
     @property
     def is_armed(self) -> bool:
-        """Whether a round is under way or will come."""
+        """Whether a round is running or scheduled."""
         return self._timer is not None
 
-    def half_stored(self) -> None:
-        """A half message is in the queue: there will be a round."""
+    def schedule_round(self) -> None:
+        """Schedule a round for a half message that was stored."""
         if self._timer is None and not self._stopped:
             self._timer = self._clock.call_later(self._interval_s, self._begin)
 
@@ -152,14 +158,14 @@ class CheckRounds:
         return self._live.current.transaction_check_interval / 1000
 
     def _arm(self) -> None:
-        if self._stopped or not (self.has_open or self._reached):
+        if self._stopped or not (self.has_undecided or self._reached):
             return
         passed_s = self._clock.monotonic() - self._started_s if self._started_s else 0.0
         self._timer = self._clock.call_later(max(0.0, self._interval_s - passed_s), self._begin)
 
     @property
-    def has_open(self) -> bool:
-        """Whether some half message may be undecided."""
+    def has_undecided(self) -> bool:
+        """Whether a half message may be undecided."""
         queue = self._store.queues.get(HALF_TOPIC, HALF_QUEUE_ID)
         return queue is not None and self.position < queue.next_offset
 
@@ -174,8 +180,8 @@ class CheckRounds:
         )
         self._started_ms = self._clock.now_ms()
         self._started_s = self._clock.monotonic()
-        self._due.extend(self.waiting.due(self._started_ms))
-        self._ahead.clear()
+        self._due.extend(self.immune.due(self._started_ms))
+        self._read_ahead.clear()
         self._turn()
 
     def _turn(self) -> None:
@@ -183,7 +189,7 @@ class CheckRounds:
         try:
             step = self._slice()
         except StoreError as error:
-            log.error("half messages cannot be read: %s", error)  # noqa: TRY400
+            log.error("the broker cannot read half messages: %s", error)  # noqa: TRY400
             step = _Step.STOP
         if step is _Step.STOP or self._clock.monotonic() - self._started_s > ROUND_S_MAX:
             self._end()
@@ -197,38 +203,38 @@ class CheckRounds:
             record = self._next_record() if due is None else self._due_record(due)
             if record is None and due is None:
                 return _Step.STOP
-            step = _Step.NEXT if record is None else self._deal_with(record)
+            step = _Step.NEXT if record is None else self._check(record)
             if step is not _Step.NEXT:
                 return step
             if due is not None:
                 self._due.popleft()
             elif record is not None:
-                self._ahead.popleft()
+                self._read_ahead.popleft()
                 self.scan_offset = record.queue_offset + 1
         return _Step.NEXT
 
     def _next_record(self) -> MessageRecord | None:
-        """The next message in the queue for which nothing is noted, as far as is known."""
-        while not self._ahead:
+        """The next message in the queue without a known outcome."""
+        while not self._read_ahead:
             end = self._store.reader.max_offset(HALF_TOPIC, HALF_QUEUE_ID)
-            self.scan_offset = self._resolved.next_open(self.scan_offset, end)
+            self.scan_offset = self._decisions.next_undecided(self.scan_offset, end)
             if self.scan_offset >= end:
                 return None
             records, next_offset = self._read(self.scan_offset, _READ_COUNT)
             if not records and next_offset <= self.scan_offset:
                 return None
-            self._ahead.extend(records)
+            self._read_ahead.extend(records)
             if not records:
-                self.scan_offset = next_offset  # what was there is deleted
-        return self._ahead[0]
+                self.scan_offset = next_offset  # retention has deleted the records
+        return self._read_ahead[0]
 
     def _due_record(self, offset: int) -> MessageRecord | None:
-        if self._resolved.at(offset):
+        if self._decisions.outcome_at(offset):
             return None
         records, _ = self._read(offset, 1)
         if records and records[0].queue_offset == offset:
             return records[0]
-        self._resolved.pass_over(offset)
+        self._decisions.pass_over(offset)
         return None
 
     def _read(self, offset: int, count_max: int) -> tuple[list[MessageRecord], int]:
@@ -240,39 +246,41 @@ class CheckRounds:
 
     # --- a message --------------------------------------------------------------------------------
 
-    def _deal_with(self, record: MessageRecord) -> _Step:
+    def _check(self, record: MessageRecord) -> _Step:
         offset = record.queue_offset
-        if self._resolved.at(offset):
+        if self._decisions.outcome_at(offset):
             return _Step.NEXT
         half = self._read_half(record)
         if half is None:
-            log.warning("the half queue has a message at %d that belongs nowhere", offset)
-            self._resolved.pass_over(offset)
+            log.warning("the message at %d of the half queue names no real topic or queue", offset)
+            self._decisions.pass_over(offset)
             return _Step.NEXT
-        fate = self._resolved.fate(offset, half.first_offset)
-        if fate:
-            self._kept.pop(offset, None)
-            self._resolved.decide(offset, half.first_offset, fate)
+        outcome = self._decisions.outcome(offset, half.first_offset)
+        if outcome:
+            self._uncopied_checks.pop(offset, None)
+            self._decisions.decide(offset, half.first_offset, outcome)
             return _Step.NEXT
-        match judge(half, self._rules, started_ms=self._started_ms, now_ms=self._clock.now_ms()):
-            case Verdict.GIVE_UP:
+        match choose_action(
+            half, self._rules, started_ms=self._started_ms, now_ms=self._clock.now_ms()
+        ):
+            case CheckAction.GIVE_UP:
                 return self._give_up(half)
-            case Verdict.ASK:
-                return self._ask(half)
-            case Verdict.WAIT if self.waiting.add(offset, due_ms(half, self._rules)):
+            case CheckAction.CHECK_BACK:
+                return self._check_back(half)
+            case CheckAction.WAIT if self.immune.add(offset, due_ms(half, self._rules)):
                 return _Step.NEXT
             case _:
                 return _Step.STOP
 
-    def _ask(self, half: Half) -> _Step:
-        """Put a copy at the end of the queue and ask about that one.
+    def _check_back(self, half: Half) -> _Step:
+        """Put a copy at the end of the queue and send a check-back about it.
 
-        It is counted as asked even if no producer is there.
+        The check counts even if no producer of the group is connected.
         """
         producer = None if half.group is None else self._producers.next_channel(half.group)
         if producer is not None and not producer.is_reading:
             return _Step.PAUSE
-        result = self._put(half, half.renewed())
+        result = self._put(half, half.next_copy())
         if result.status in NEVER_STORED:
             self._keep(half)
             asked_offsets = half.record.log_offset, half.offset
@@ -280,42 +288,42 @@ class CheckRounds:
             return _Step.STOP
         else:
             self._stats.put(HALF_TOPIC, 1, result.size, is_system=True)
-            self._resolved.copied(half.first_offset, result.queue_offset)
-            self._resolved.pass_over(half.offset)
+            self._decisions.copied(half.first_offset, result.queue_offset)
+            self._decisions.pass_over(half.offset)
             asked_offsets = result.log_offset, result.queue_offset
         try:
             if producer is not None:
                 name = self._live.current.broker_name
-                producer.oneway(half.question(*asked_offsets, name))
-                self._counts.asked_count += 1
+                producer.oneway(half.check_request(*asked_offsets, name))
+                self._counts.check_back_count += 1
                 return _Step.NEXT
         except TransportError as error:
-            log.info("%s cannot be asked any more: %s", producer, error)
-        self._unasked[half.group or ""] += 1
+            log.info("the check-back to %s failed: %s", producer, error)
+        self._without_producer[half.group or ""] += 1
         return _Step.NEXT
 
     def _keep(self, half: Half) -> None:
-        """Ask about a message again that was not copied, in the next round."""
+        """Check a message that was not copied again in the next round."""
         offset = half.offset
-        if offset in self._kept or len(self._kept) < KEPT_MAX:
-            self._kept[offset] = half.check_count + 1
-            self.waiting.add(offset, self._started_ms + 1)
+        if offset in self._uncopied_checks or len(self._uncopied_checks) < UNCOPIED_CHECKS_MAX:
+            self._uncopied_checks[offset] = half.check_count + 1
+            self.immune.add(offset, self._started_ms + 1)
 
     def _read_half(self, record: MessageRecord) -> Half | None:
         half = read_half(record)
-        asked_count = self._kept.get(record.queue_offset)
-        if half is not None and asked_count is not None:
-            half.properties[PROPERTY_TRANSACTION_CHECK_TIMES] = str(asked_count)
+        check_count = self._uncopied_checks.get(record.queue_offset)
+        if half is not None and check_count is not None:
+            half.properties[PROPERTY_TRANSACTION_CHECK_TIMES] = str(check_count)
         return half
 
     def _give_up(self, half: Half) -> _Step:
         # At the limit of topics, the copy is kept in a queue that no topic lists.
         self._topics.ensure(CHECK_MAX_TIME_TOPIC, queue_count=1)
-        status = self._put(half, half.given_up()).status
+        status = self._put(half, half.given_up_copy()).status
         if not status.stored and status not in NEVER_STORED:
             return _Step.STOP
-        self._kept.pop(half.offset, None)
-        self._resolved.decide(half.offset, half.first_offset, Fate.GIVEN_UP)
+        self._uncopied_checks.pop(half.offset, None)
+        self._decisions.decide(half.offset, half.first_offset, HalfOutcome.GIVEN_UP)
         self._counts.add(half.real_topic, -1)
         self._counts.given_up_count += 1
         if status.stored:
@@ -323,22 +331,22 @@ class CheckRounds:
         return _Step.NEXT
 
     def _put(self, half: Half, draft: Draft) -> PutResult:
-        """Store a copy as it is; if that failed for now, the next round tries again."""
+        """Store a copy; after a temporary failure the next round tries again."""
         result = self._writer.put_copy(draft)
         status = result.status
-        if status.stored:
-            self._store.when_durable(result, _ignore, wait=False)
-        elif status in NEVER_STORED:
+        if status in NEVER_STORED:
             self._writer.uncopied.add("check", half.record.log_offset, draft.topic, status)
-        else:
-            log.error("a half message was not copied to %s: %s", draft.topic, status.name)
+        elif not status.stored:
+            log.error(
+                "the store refused a copy of a half message for %s: %s", draft.topic, status.name
+            )
         return result
 
-    # --- how far it is ----------------------------------------------------------------------------
+    # --- position ---------------------------------------------------------------------------------
 
     def _end(self) -> None:
         low = max(self.position, self._store.reader.min_offset(HALF_TOPIC, HALF_QUEUE_ID))
-        position = max(low, self._resolved.next_open(low, self.scan_offset))
+        position = max(low, self._decisions.next_undecided(low, self.scan_offset))
         self._commit_position()
         if position != self.position:
             self._reached = position, self._store.log.max_offset
@@ -348,31 +356,29 @@ class CheckRounds:
         self._arm()
 
     def _report(self) -> None:
-        for group, count in self._unasked.most_common(GROUPS_REPORTED_MAX):
-            log.warning("no producer of group %s to ask about %d half messages", group, count)
+        for group, count in self._without_producer.most_common(GROUPS_REPORTED_MAX):
+            log.warning(
+                "no producer of group %s is connected to check %d half messages", group, count
+            )
         for group, count in self._given_up.most_common(GROUPS_REPORTED_MAX):
             log.warning(
-                "%d half messages of group %s moved to %s: nobody decided about them in time",
+                "%d half messages of group %s moved to %s: no decision came in time",
                 count,
                 group,
                 CHECK_MAX_TIME_TOPIC,
             )
-        self._unasked.clear()
+        self._without_producer.clear()
         self._given_up.clear()
 
     def _commit_position(self) -> None:
-        """Commit what was reached, if the disk has what it stands on."""
+        """Commit the position that was reached, if the log is flushed up to there."""
         if self._reached is None or self._reached[1] > self._store.log.files.flushed_where:
             return
         self.position = self._reached[0]
         self._reached = None
-        self._resolved.forget_below(self.position)
+        self._decisions.forget_below(self.position)
         for topic, offset in (
             (HALF_TOPIC, self.position),
             (OP_HALF_TOPIC, self._progress.passed(self.position)),
         ):
             self._offsets.commit(TRANSACTION_GROUP, topic, HALF_QUEUE_ID, offset)
-
-
-def _ignore(_status: object) -> None:
-    """For a put without a waiting client."""

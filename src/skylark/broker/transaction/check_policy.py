@@ -1,15 +1,15 @@
-"""What to do with an undecided half message, and when to look at it again.
+"""Decides what a round of check-backs does with an undecided half message.
 
-A round of checks goes through the half queue from the first undecided message on and asks
-:func:`judge` about each. Java's rules, with two differences:
+A round scans the half queue from the first undecided message on and calls :func:`choose_action` for
+each. The rules are Java's, with two differences:
 
-* A message whose producer set ``CHECK_IMMUNITY_TIME_IN_SECONDS`` is not copied to the end of the
-  queue in every round until that time is over. It stays where it is, is remembered in
-  :class:`Waiting`, and the round goes on behind it.
-* A message is not given up in the round in which its producer was asked for the last time: there
-  is an interval for the answer.
+* Java copies a message with ``CHECK_IMMUNITY_TIME_IN_SECONDS`` to the end of the queue in every
+  round of its immunity. Here it stays where it is, :class:`ImmuneMessages` remembers it, and the
+  round continues behind it.
+* A message is not given up in the round of its last check-back: the producer has one interval to
+  answer.
 
-(Java also reads op messages in between; here every decision is known.)
+(Java also reads op messages in between; here all decisions are in memory.)
 
 Pure. Counterpart of Java's ``TransactionalMessageServiceImpl.check``, ``needDiscard`` and
 ``needSkip``.
@@ -25,49 +25,49 @@ import msgspec
 
 from skylark.broker.transaction.half_message import Half
 
-#: Messages that can wait for the end of their immunity; beyond that a round ends at the next one.
+#: Messages that can wait for the end of their immunity; a round ends at the first beyond that.
 WAITING_MAX: Final = 1_000_000
 
 
-class Verdict(enum.Enum):
+class CheckAction(enum.Enum):
     """What a round does with an undecided half message."""
 
-    GIVE_UP = "asked about too often, or too old: keep a copy elsewhere"
-    STOP = "too young, as all behind it: the round ends here"
-    WAIT = "immune: look at it when that is over"
-    ASK = "ask its producer, and put a copy at the end of the queue"
+    GIVE_UP = "checked too often, or too old: move it to TRANS_CHECK_MAX_TIME_TOPIC"
+    STOP = "too young, as all messages behind it: the round ends here"
+    WAIT = "immune: check it when its immunity is over"
+    CHECK_BACK = "send a check-back, and put a copy at the end of the queue"
 
 
 class CheckRules(msgspec.Struct, frozen=True):
-    """The settings that count."""
+    """The settings of check-backs."""
 
     timeout_ms: int  # transactionTimeOut
     check_count_max: int  # transactionCheckMax
     age_max_ms: int  # fileReservedTime
 
 
-def judge(half: Half, rules: CheckRules, *, started_ms: int, now_ms: int) -> Verdict:
-    """What a round that began at ``started_ms`` does with a message."""
+def choose_action(half: Half, rules: CheckRules, *, started_ms: int, now_ms: int) -> CheckAction:
+    """The action for a message in a round that began at ``started_ms``."""
     age_ms = now_ms - half.record.born_timestamp
     if half.record.store_timestamp >= started_ms:
-        return Verdict.STOP
+        return CheckAction.STOP
     if half.check_count >= max(1, rules.check_count_max) or age_ms > rules.age_max_ms:
-        return Verdict.GIVE_UP
+        return CheckAction.GIVE_UP
     if half.has_immunity:
         if age_ms <= half.immunity_ms(rules.timeout_ms):
-            return Verdict.WAIT
+            return CheckAction.WAIT
     elif 0 <= age_ms <= rules.timeout_ms:
-        return Verdict.STOP
-    return Verdict.ASK
+        return CheckAction.STOP
+    return CheckAction.CHECK_BACK
 
 
 def due_ms(half: Half, rules: CheckRules) -> int:
-    """When the immunity of a message is over."""
+    """The time at which the immunity of a message ends."""
     return half.record.born_timestamp + half.immunity_ms(rules.timeout_ms) + 1
 
 
-class Waiting:
-    """Queue offsets of immune messages by the second in which they are due, 8 bytes each."""
+class ImmuneMessages:
+    """Queue offsets of immune messages by the second in which their immunity ends, 8 bytes each."""
 
     def __init__(self, count_max: int = WAITING_MAX) -> None:
         self._buckets: dict[int, array[int]] = {}
@@ -78,7 +78,7 @@ class Waiting:
         return self._count
 
     def add(self, offset: int, due_ms: int) -> bool:
-        """Remember a message; False if there are too many."""
+        """Add a message; False if there are too many."""
         if self._count >= self._count_max:
             return False
         second = -(-due_ms // 1000)
@@ -90,7 +90,7 @@ class Waiting:
         return True
 
     def due(self, now_ms: int) -> list[int]:
-        """Take out what is due, in order of the queue."""
+        """Remove and return the messages whose immunity is over, in order of the queue."""
         offsets: list[int] = []
         for second in [second for second in self._buckets if second * 1000 <= now_ms]:
             offsets.extend(self._buckets.pop(second))

@@ -1,12 +1,13 @@
-"""How a half message was decided that memory knows nothing about any more.
+"""Looks up the outcomes of half messages that are no longer in memory, in the index and the log.
 
-Somebody may repeat a decision after a restart, when the check rounds had passed the message long
-before. It was committed if a final message was made of it, given up if a copy was kept of it, and
-otherwise rolled back. Both would be in the index by the message's unique id. That may belong to
-several messages, because producers repeat a send that timed out: the right one names this one.
+A producer may repeat a decision after a restart, long after the check rounds have passed the
+message. It was committed if it has a final message, given up if it has a copy in
+TRANS_CHECK_MAX_TIME_TOPIC, and otherwise rolled back. The index finds both by the unique id of the
+message. Several messages may have one id, because producers repeat a send that timed out; the final
+message or copy names the half message it was made from.
 
-A Java broker that had this store before made copies which do not say of what. Those with the same
-unique id count as copies of the message.
+Copies of a Java broker do not name their original. Those with the same unique id count as copies of
+the message.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from skylark.broker.transaction.decisions import Fate, Resolved
-from skylark.broker.transaction.half_message import HALF_QUEUE_ID, Half, first_offset_of
-from skylark.broker.transaction.record_lookup import take_records
+from skylark.broker.transaction.decisions import Decisions, HalfOutcome
+from skylark.broker.transaction.half_message import (
+    HALF_QUEUE_ID,
+    Half,
+    first_offset_of,
+    take_records,
+)
 from skylark.core.errors import BrokerError, SystemBusyError
 from skylark.core.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from skylark.store.message_store import MessageStore
@@ -30,43 +35,43 @@ _FIRST_OFFSET: Final = names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET
 
 
 def can_look_up(store: MessageStore, half: Half) -> bool:
-    """Whether the index would show what became of a message."""
+    """Whether the index can show the outcome of a message."""
     return store.index is not None and store.index.behind_from is None and bool(half.unique_id)
 
 
-def look_up(store: MessageStore, resolved: Resolved, half: Half) -> tuple[Fate, int]:
-    """What became of a message of which memory has no copy, and the first copy it goes by.
+def look_up(store: MessageStore, decisions: Decisions, half: Half) -> tuple[HalfOutcome, int]:
+    """The outcome of an evicted message, and the queue offset of its first copy.
 
-    Raises BrokerError if nobody knows.
+    Raises BrokerError if the outcome cannot be found.
     """
     if not can_look_up(store, half):
         if store.index is not None and half.unique_id:
             raise SystemBusyError(
-                "whether the half message was decided cannot be told yet",
-                hint="the index is being brought up to date: repeat later",
+                "the broker does not know yet whether the half message was decided",
+                hint="the index is being rebuilt: repeat later",
             )
         raise BrokerError(
-            "whether the half message was decided cannot be told any more",
-            hint="with messageIndexEnable=true and a unique id it could",
+            "the broker does not know any more whether the half message was decided",
+            hint="this needs messageIndexEnable=true and a message with a unique id",
         )
     if was_committed(store, half):
-        return Fate.COMMITTED, half.first_offset
+        return HalfOutcome.COMMITTED, half.first_offset
     first = str(half.first_offset)
     if any(
         record.properties.get(_FIRST_OFFSET, first) == first
         for record in _find(store, CHECK_MAX_TIME_TOPIC, half)
     ):
-        return Fate.GIVEN_UP, half.first_offset
+        return HalfOutcome.GIVEN_UP, half.first_offset
     for record in _find(store, HALF_TOPIC, half):
-        if record.queue_offset >= resolved.floor and _CHECK_TIMES in record.properties:
+        if record.queue_offset >= decisions.floor and _CHECK_TIMES in record.properties:
             copied_from = first_offset_of(record)
-            fate = resolved.fate(record.queue_offset, copied_from) or Fate.OPEN
-            return fate, copied_from
-    return Fate.ROLLED_BACK, half.first_offset
+            outcome = decisions.outcome(record.queue_offset, copied_from) or HalfOutcome.OPEN
+            return outcome, copied_from
+    return HalfOutcome.ROLLED_BACK, half.first_offset
 
 
 def was_committed(store: MessageStore, half: Half) -> bool:
-    """Whether a final message was made of a message, or of a copy of it."""
+    """Whether a message, or a copy of it, has a final message."""
     first, first_log_offset = str(half.first_offset), _first_log_offset(store, half)
     return any(
         record.sys_flag & FLAG_TRANSACTION_MASK == FLAG_TRANSACTION_COMMIT
@@ -95,7 +100,7 @@ def _find(store: MessageStore, topic: str, half: Half) -> Iterator[MessageRecord
 
 
 def _first_log_offset(store: MessageStore, half: Half) -> int | None:
-    """Where the first copy stands; None if it is gone."""
+    """Log offset of the first copy; None if retention has deleted it."""
     if half.record.topic == HALF_TOPIC and half.offset == half.first_offset:
         return half.record.log_offset
     queue = store.queues.get(HALF_TOPIC, HALF_QUEUE_ID)

@@ -1,30 +1,31 @@
-"""What a half message is, and what is made of one.
+"""Half messages, and the copies and final messages made from them.
 
-A producer's transactional message is stored out of sight, in the only queue of
+A producer's transactional message is stored where consumers cannot see it, in the only queue of
 RMQ_SYS_TRANS_HALF_TOPIC, with its destination in ``REAL_TOPIC`` and ``REAL_QID``
-(:func:`turn_into_half`). From there it becomes
+(:func:`turn_into_half`). The broker makes from it
 
-* the *final* message, when it is committed (:func:`final_draft`): transaction type "commit", the
-  log offset of the half message in the field for it. The destination leaves the properties, all
-  others stay, ``TRAN_MSG`` among them;
-* the *next copy* of itself, when its producer is asked about it (:meth:`Half.renewed`): the queue
-  is read from its front, so what stays undecided moves to its end;
-* a copy in TRANS_CHECK_MAX_TIME_TOPIC, when it is given up (:meth:`Half.given_up`), from where an
-  administrator can bring it back (:func:`resumed`).
+* the *final* message, when it is committed (:func:`final_draft`): transaction type "commit", with
+  the log offset of the half message in the prepared transaction offset. All properties but the
+  destination stay, ``TRAN_MSG`` included;
+* the *next copy*, with each check-back (:meth:`Half.next_copy`): rounds read the queue from its
+  front, so an undecided message moves to its end;
+* a copy in TRANS_CHECK_MAX_TIME_TOPIC, when it is given up (:meth:`Half.given_up_copy`), which an
+  administrator can resume (:meth:`Half.resumed_copy`).
 
-**Identity.** A half message is known by the queue offset of its *first* copy, which every later one
-carries in ``TRAN_PREPARED_QUEUE_OFFSET``. So two answers to two questions are answers about one
-message. Java sets that property only while a message is immune; here it comes with every copy.
-A producer cannot set it: :func:`drop_half_names` removes it.
+**Identity.** A half message is identified by the queue offset of its *first* copy, which every
+later copy has in ``TRAN_PREPARED_QUEUE_OFFSET``. So the answers to two check-backs are about one
+message. Java sets that property only during immunity; here every copy has it. A producer cannot set
+it: :func:`drop_half_names` removes it.
 
-**Delay.** ``DELAY`` and the names of the timer stay in the properties of a half message and count
-when it is committed. In Java a half message with a delay is lost.
+**Delay.** ``DELAY`` and the timer properties of a half message apply when it is committed. In Java
+a half message with a delay is lost.
 
 Counterpart of ``TransactionalMessageBridge`` and ``EndTransactionProcessor.endMessageTransaction``.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final, Protocol
 
 import msgspec
@@ -34,6 +35,8 @@ from skylark.broker.send.own_copies import without_optional
 from skylark.core.hashing import encode_offset_id
 from skylark.core.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC
 from skylark.store.commit_log import Draft, PutLimits
+from skylark.store.message_reader import Views
+from skylark.store.message_store import MessageStore
 from skylark.wire import properties as names
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
@@ -44,12 +47,19 @@ from skylark.wire.layout import (
     FLAG_TRANSACTION_MASK,
     PROPERTIES_SIZE_MAX,
 )
-from skylark.wire.message import MessageRecord, encode_record
+from skylark.wire.message import (
+    MessageRecord,
+    RecordError,
+    decode_record,
+    encode_record,
+    iter_records,
+)
 
-#: Java knows one queue of half messages, and one of op messages.
+#: The half topic and the op topic have one queue each, as in Java.
 HALF_QUEUE_ID: Final = 0
 EXT_BROKER_NAME: Final = "bname"
 
+_READ_SIZE_MAX: Final = 1 << 20
 _NUMBER_SIZE_MAX: Final = 18  # digits that surely fit into 64 bits
 _QUEUE_ID_MAX: Final = (1 << 31) - 1
 
@@ -76,22 +86,22 @@ _DROPPED: Final = (
 
 
 def drop_half_names(properties: dict[str, str]) -> None:
-    """Remove what the broker itself says in a half message: a producer must not."""
+    """Remove properties that only the broker may set in a half message."""
     for name in _SET_BY_BROKER:
         properties.pop(name, None)
 
 
 def half_suffix(unique_id: bytes, topic: str, queue_id: int) -> bytes:
-    """What the broker appends to the property string of a half message."""
+    """The properties that the broker appends to those of a half message."""
     return _TRANSACTION_ID % unique_id + _DESTINATION % (topic.encode(), queue_id)
 
 
 def turn_into_half(draft: Draft, unique_id: str) -> int:
     """Turn a producer's message into a half message.
 
-    Its property string ends with a separator, and has none of the names that the broker sets
-    (:func:`drop_half_names`). The destination comes last, where :func:`final_properties` finds it;
-    returned is how many bytes stand before it.
+    Its property string must end with a separator and have no name that the broker sets
+    (:func:`drop_half_names`). The destination comes last, where :func:`final_properties` finds it.
+    Returns the size of the properties before the destination.
     """
     kept = draft.properties + _TRANSACTION_ID % unique_id.encode()
     draft.properties = kept + _DESTINATION % (draft.topic.encode(), draft.queue_id)
@@ -104,11 +114,11 @@ def turn_into_half(draft: Draft, unique_id: str) -> int:
 def final_properties(raw: bytes) -> bytes:
     """The property string of the final message: that of the half message without its destination.
 
-    The checksum of the half message's own record goes as well.
+    The checksum of the half message's record is removed too.
     """
     border = raw.rfind(_REAL_TOPIC_ITEM) + 1
     if border and raw.count(b"\x02", border) == 2 and raw.find(_REAL_QUEUE_ITEM, border) > 0:
-        kept = raw[:border]  # it is the end, as turn_into_half writes it
+        kept = raw[:border]  # the destination is at the end, as turn_into_half writes it
         if _DROPPED[0] not in kept and _DROPPED[1] not in kept and _DROPPED[2] not in kept:
             return kept
     for name in _DROPPED:
@@ -117,7 +127,7 @@ def final_properties(raw: bytes) -> bytes:
 
 
 class HalfSource(Protocol):
-    """A half message as it was drafted, or as it stands in the log."""
+    """A half message: its draft, or its record in the log."""
 
     @property
     def body(self) -> bytes: ...
@@ -134,22 +144,22 @@ class HalfSource(Protocol):
 
 
 class FinalDraft(Draft, gc=False):
-    """A final message on its way into the log, and the half message that it was made of."""
+    """Draft of a final message, with the offsets of its half message."""
 
     half_offset: int = 0
     first_offset: int = 0
-    #: Where it belongs, also if it is delayed and goes elsewhere first.
+    #: Topic of the final message, also if it is delayed and stored in another topic first.
     real_topic: str = ""
-    #: What the half message was before: open, or given up.
-    fate: int = 0
+    #: Outcome of the half message before this commit: open or given up.
+    outcome: int = 0
 
 
 def final_draft(
     half: HalfSource, properties: bytes, topic: str, queue_id: int, log_offset: int
 ) -> FinalDraft:
-    """The message that consumers get; its properties are the :func:`final_properties` of a half.
+    """The message for consumers; ``properties`` are the :func:`final_properties` of the half.
 
-    It is held to the record format only: the half message was acknowledged.
+    Only the record format limits it, not the settings: the half message was acknowledged.
     """
     sys_flag = half.sys_flag & ~FLAG_TRANSACTION_MASK | FLAG_TRANSACTION_COMMIT
     return FinalDraft(
@@ -160,11 +170,11 @@ def final_draft(
 
 
 class Half(msgspec.Struct, frozen=True, gc=False):
-    """A half message as it stands in the log, or a copy of one that was given up."""
+    """A half message in the log, or a copy of one that was given up."""
 
     record: MessageRecord
     properties: dict[str, str]
-    #: Queue offset of the first copy: who this is.
+    #: Queue offset of the first copy: the identity of the message.
     first_offset: int
     real_topic: str
     real_queue_id: int
@@ -176,7 +186,7 @@ class Half(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def group(self) -> str | None:
-        """The producer group that decides."""
+        """The producer group."""
         return self.properties.get(names.PROPERTY_PGROUP)
 
     @property
@@ -185,7 +195,7 @@ class Half(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def check_count(self) -> int:
-        """How often its producer was asked; -1 if that cannot be read, as in Java."""
+        """Number of check-backs; -1 if the property is not a number, as in Java."""
         text = self.properties.get(names.PROPERTY_TRANSACTION_CHECK_TIMES)
         if text is None:
             return 0
@@ -194,18 +204,18 @@ class Half(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def has_immunity(self) -> bool:
-        """Whether the producer said for how long it does not want to be asked."""
+        """Whether the producer has set a time without check-backs."""
         return names.PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS in self.properties
 
     def immunity_ms(self, timeout_ms: int) -> int:
-        """For how long after its birth nobody is asked; ``timeout_ms`` at least."""
+        """Time after the born time without check-backs; ``timeout_ms`` at least."""
         text = self.properties.get(names.PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS, "")
         return max(timeout_ms, (parse_number(text) or 0) * 1000)
 
-    # --- what becomes of it -----------------------------------------------------------------------
+    # --- copies and the final message -------------------------------------------------------------
 
-    def final(self) -> FinalDraft:
-        """The message that consumers get."""
+    def final_message(self) -> FinalDraft:
+        """The message for consumers."""
         record = self.record
         draft = final_draft(
             record,
@@ -217,45 +227,45 @@ class Half(msgspec.Struct, frozen=True, gc=False):
         draft.half_offset, draft.first_offset = self.offset, self.first_offset
         return draft
 
-    def renewed(self) -> Draft:
-        """The next copy, which has been asked about once more."""
-        return self._with(HALF_TOPIC, self.check_count + 1)
+    def next_copy(self) -> Draft:
+        """The copy for one more check-back."""
+        return self._copy(HALF_TOPIC, self.check_count + 1)
 
-    def given_up(self) -> Draft:
-        """The copy that is kept when nobody is asked any more."""
-        return self._with(CHECK_MAX_TIME_TOPIC, None)
+    def given_up_copy(self) -> Draft:
+        """The copy for TRANS_CHECK_MAX_TIME_TOPIC."""
+        return self._copy(CHECK_MAX_TIME_TOPIC, None)
 
-    def resumed(self) -> Draft:
-        """A copy of one that was given up, to be asked about from the beginning."""
-        return self._with(HALF_TOPIC, 0)
+    def resumed_copy(self) -> Draft:
+        """A copy of a message that was given up, with its check count set to zero."""
+        return self._copy(HALF_TOPIC, 0)
 
-    def _with(self, topic: str, check_count: int | None) -> Draft:
-        properties = self._marked(check_count)
-        # Java forgets flag and reconsume times with the first question; here a copy is a copy.
+    def _copy(self, topic: str, check_count: int | None) -> Draft:
+        properties = self._copy_properties(check_count)
+        # Java drops flag and reconsume times at the first check-back; here copies keep them.
         draft = copy_of(self.record, topic, HALF_QUEUE_ID)
         draft.properties = names.encode_properties(properties).encode()
         return draft
 
-    def _marked(self, check_count: int | None) -> dict[str, str]:
+    def _copy_properties(self, check_count: int | None) -> dict[str, str]:
         properties = dict(self.properties)
         properties[names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET] = str(self.first_offset)
         if check_count is not None:
             properties[names.PROPERTY_TRANSACTION_CHECK_TIMES] = str(check_count)
         return properties
 
-    def question(self, log_offset: int, queue_offset: int, broker_name: str) -> Command:
-        """CHECK_TRANSACTION_STATE (39) about the copy just made, which stands at these offsets.
+    def check_request(self, log_offset: int, queue_offset: int, broker_name: str) -> Command:
+        """CHECK_TRANSACTION_STATE (39) about the new copy, which has these offsets.
 
         The body is the message with its real topic and queue. As in Java it has the store time of
-        the copy before, and WAIT=false.
+        the previous copy, and WAIT=false.
         """
         record = self.record
-        properties = self._marked(self.check_count + 1)
+        properties = self._copy_properties(self.check_count + 1)
         properties[names.PROPERTY_WAIT] = "false"
         body = encode_record(
             self.real_topic,
             record.body,
-            self._fitted(names.encode_properties(properties).encode()),
+            self._fit(names.encode_properties(properties).encode()),
             queue_id=self.real_queue_id,
             queue_offset=queue_offset,
             log_offset=log_offset,
@@ -279,8 +289,8 @@ class Half(msgspec.Struct, frozen=True, gc=False):
         ext[EXT_BROKER_NAME] = broker_name
         return Command(code=RequestCode.CHECK_TRANSACTION_STATE, ext=ext, body=body)
 
-    def _fitted(self, properties: bytes) -> bytes:
-        """Properties that a question can hold: without optional ones, or else the stored ones."""
+    def _fit(self, properties: bytes) -> bytes:
+        """Properties that fit into a record: without optional ones, or else the stored ones."""
         properties = without_optional(HALF_TOPIC, properties, _fits)
         stored = names.without_property(self.record.raw_properties, _CRC32)
         return properties if _fits(properties) else stored
@@ -291,7 +301,7 @@ def _fits(properties: bytes) -> bool:
 
 
 def read_half(record: MessageRecord, topic: str = HALF_TOPIC) -> Half | None:
-    """A record as a half message; None if it is none, or does not say where it belongs."""
+    """A record as a half message; None if it is not one, or names no real topic and queue."""
     if record.topic != topic:
         return None
     properties = dict(record.properties)
@@ -315,8 +325,51 @@ _CRC32: Final = names.PROPERTY_CRC32.encode()
 
 
 def parse_number(text: str) -> int | None:
-    """A whole number as Java reads one; None for anything else."""
+    """An integer in Java's format; None for any other text."""
     digits = text[1:] if text[:1] in ("+", "-") else text
     if not digits.isdecimal() or len(digits) > _NUMBER_SIZE_MAX:
         return None
     return int(text)
+
+
+# ---- reading records -----------------------------------------------------------------------------
+
+
+def read_queue(
+    store: MessageStore, topic: str, queue_id: int, offset: int, count_max: int
+) -> tuple[list[MessageRecord], int]:
+    """Some messages of a queue from ``offset`` on, and the next offset to read.
+
+    At the end of the queue there are none, and the offset stays the same. Skips messages that
+    retention has deleted.
+    """
+    result = store.reader.get(
+        topic, queue_id, offset, count_max, bytes_max=_READ_SIZE_MAX, bulk=True
+    )
+    return take_records(result), result.next_offset
+
+
+def take_records(result: Views) -> list[MessageRecord]:
+    """The records of a result; releases it."""
+    try:
+        return [record for view in result.views for record in iter_records(view)]
+    finally:
+        result.release()
+
+
+def topic_of_half(store: MessageStore, log_offset: int) -> str | None:
+    """The real topic of a half message; None if no half message is there."""
+    with contextlib.suppress(RecordError):
+        record = read_record(store, log_offset)
+        if record is not None and record.topic == HALF_TOPIC:
+            return record.properties.get(names.PROPERTY_REAL_TOPIC)
+    return None
+
+
+def read_record(store: MessageStore, log_offset: int) -> MessageRecord | None:
+    """The record at a log offset; None if no record begins there."""
+    lease = store.reader.record(log_offset)
+    if lease is None:
+        return None
+    with lease:
+        return decode_record(lease.view)

@@ -1,7 +1,8 @@
-"""Remoting requests about transactions: the end of one (37), and a second chance (323).
+"""Remoting requests about transactions: 37, 9002, 9003 and 323.
 
-"I do not know" and what is neither commit nor rollback get no answer, as in Java; the producer will
-be asked. What counts is decided in :mod:`skylark.broker.transaction.end_transaction`.
+A decision (37) that is neither commit nor rollback gets no response, as in Java; the broker will
+check back. :mod:`skylark.broker.transaction.end_transaction` carries out the others,
+:mod:`skylark.broker.transaction.half_batches` describes 9002 and 9003.
 
 Counterpart of ``EndTransactionProcessor`` and ``AdminBrokerProcessor.resumeCheckHalfMessage``.
 """
@@ -9,18 +10,33 @@ Counterpart of ``EndTransactionProcessor`` and ``AdminBrokerProcessor.resumeChec
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Any
 
-from skylark.broker.api import EndTransactionRequest, EndTransactionResult
+from skylark.broker.api import (
+    EndTransactionRequest,
+    EndTransactionResult,
+    Pending,
+    PutService,
+    SendResult,
+)
+from skylark.broker.send.send_checks import SendChecks
 from skylark.broker.transaction.end_transaction import check_master
+from skylark.broker.transaction.half_batches import SendHalvesRequest
 from skylark.broker.transaction.transaction_service import RESUME_FAILED, TransactionService
 from skylark.core.errors import BrokerError, RemoteProtocolError
 from skylark.core.hashing import decode_offset_id
 from skylark.net.connection import Connection
-from skylark.net.dispatch import Dispatcher, error_response
+from skylark.net.dispatch import LATER, Answer, Dispatcher, error_response
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
+from skylark.wire.end_halves_body import HalfPlace, decode_places, encode_codes
 from skylark.wire.fields import decode_ext
+from skylark.wire.headers.send import SendMessageRequestHeaderV2
 from skylark.wire.headers.txn import (
+    TRANSACTION_COMMIT,
+    TRANSACTION_ROLLBACK,
+    EndHalvesRequestHeader,
     EndTransactionRequestHeader,
     ResumeCheckHalfMessageRequestHeader,
 )
@@ -29,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class EndTransactionCodec:
-    """END_TRANSACTION (37)."""
+    """Reads END_TRANSACTION (37) and writes its response."""
 
     def read(self, command: Command) -> EndTransactionRequest:
         header = command.header(EndTransactionRequestHeader)
@@ -38,14 +54,72 @@ class EndTransactionCodec:
     def write(self, command: Command, outcome: EndTransactionResult | Exception) -> Command | None:
         if isinstance(outcome, EndTransactionResult):
             if outcome.is_undecided:
-                log.debug("a producer did not decide: %s", command.remark)
+                log.debug("a producer answered a check-back with unknown: %s", command.remark)
                 return None
             return None if command.is_oneway else response_to(command, ResponseCode.SUCCESS)
         return error_response(command, outcome)
 
 
+class SendHalvesCodec:
+    """Reads SEND_HALVES (9002) and writes its response."""
+
+    def __init__(self, checks: SendChecks) -> None:
+        self._checks = checks
+
+    def read(self, command: Command) -> SendHalvesRequest:
+        return SendHalvesRequest(decode_ext(SendMessageRequestHeaderV2, command.ext), command.body)
+
+    def write(self, command: Command, outcome: SendResult | Exception) -> Command:
+        if not isinstance(outcome, SendResult):
+            return error_response(command, outcome)
+        ext = {
+            **self._checks.ext,
+            "msgId": outcome.message_ids or "",
+            "queueId": str(outcome.queue_id),
+            "queueOffset": str(outcome.queue_offset),
+        }
+        return response_to(command, outcome.code, ext=ext)
+
+
+class EndHalvesHandlers:
+    """END_HALVES (9003): many decisions in one request."""
+
+    def __init__(self, puts: PutService, transactions: TransactionService) -> None:
+        self._puts = puts
+        self._transactions = transactions
+
+    def add_to(self, dispatcher: Dispatcher) -> None:
+        """Register the handler of each code."""
+        dispatcher.add_hot(RequestCode.END_HALVES, self.end)
+
+    def end(self, connection: Connection, request: Command) -> Answer:
+        """END_HALVES (9003)."""
+        check_master(self._transactions.config)
+        header = decode_ext(EndHalvesRequestHeader, request.ext)
+        if header.commit_or_rollback not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
+            raise BrokerError(f"{header.commit_or_rollback} is neither commit nor rollback")
+        places = decode_places(request.body or b"")
+        decisions = [EndTransactionRequest(_decision(header, place)) for place in places]
+        outcomes = self._puts.run(connection, decisions, stops_at=_breaks_order)
+        pending = [outcome for outcome in outcomes if isinstance(outcome, Pending)]
+        answer = response_to(request, ResponseCode.SUCCESS, body=encode_codes(_codes_of(outcomes)))
+        if not pending:
+            return answer
+        left = len(pending)
+
+        def durable(_result: object) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                connection.answer(request, answer)
+
+        for each in pending:
+            each.then(durable)
+        return LATER
+
+
 class ResumeHandlers:
-    """The request that brings back a half message that was given up."""
+    """RESUME_CHECK_HALF_MESSAGE (323): checks a half message again that was given up."""
 
     def __init__(self, transactions: TransactionService) -> None:
         self._transactions = transactions
@@ -55,7 +129,6 @@ class ResumeHandlers:
         dispatcher.add_hot(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume)
 
     def resume(self, _connection: Connection, request: Command) -> Command:
-        """RESUME_CHECK_HALF_MESSAGE (323)."""
         header = decode_ext(ResumeCheckHalfMessageRequestHeader, request.ext)
         check_master(self._transactions.config)
         try:
@@ -64,3 +137,35 @@ class ResumeHandlers:
             raise BrokerError(RESUME_FAILED, hint=str(error)) from error
         self._transactions.resume(log_offset)
         return response_to(request, ResponseCode.SUCCESS)
+
+
+def _breaks_order(error: BaseException) -> bool:
+    """Whether the decisions behind a refused one are skipped: yes, unless it came too late."""
+    return not (isinstance(error, BrokerError) and error.code == ResponseCode.ILLEGAL_OPERATION)
+
+
+def _codes_of(outcomes: Sequence[Any]) -> list[int]:
+    """The response codes up to the first decision that failed."""
+    codes: list[int] = []
+    for outcome in outcomes:
+        if not isinstance(outcome, BaseException):
+            codes.append(ResponseCode.SUCCESS)
+            continue
+        if not isinstance(outcome, BrokerError):
+            raise outcome
+        codes.append(outcome.code)
+        if _breaks_order(outcome):
+            break
+    return codes
+
+
+def _decision(header: EndHalvesRequestHeader, place: HalfPlace) -> EndTransactionRequestHeader:
+    return EndTransactionRequestHeader(
+        topic=header.topic,
+        producer_group=header.producer_group,
+        tran_state_table_offset=place.queue_offset,
+        commit_log_offset=place.log_offset,
+        commit_or_rollback=header.commit_or_rollback,
+        msg_id=place.unique_id,
+        transaction_id=place.unique_id,
+    )

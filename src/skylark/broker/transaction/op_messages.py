@@ -1,18 +1,16 @@
-"""Op messages: the notes in the log that half messages are decided.
+"""Op messages: records in the log that half messages are decided.
 
-An op message stands in RMQ_SYS_TRANS_OP_HALF_TOPIC, has the tag ``d`` and names queue offsets of
-half messages: ``123`` (4.x, one) or ``123,124,`` (5.x). Which way they were decided it does not
-say. Decisions are collected for ``transactionOpBatchInterval``, or until their text is longer than
-``transactionOpMsgMaxSize``.
+An op message is in RMQ_SYS_TRANS_OP_HALF_TOPIC, has the tag ``d`` and names queue offsets of half
+messages: ``123`` (4.x, one) or ``123,124,`` (5.x). It does not say whether they were committed or
+rolled back. Decisions are collected for ``transactionOpBatchInterval``, or until their text is
+longer than ``transactionOpMsgMaxSize``.
 
-**All or nothing.** Whatever has been collected goes into *one* op message. So a final message that
-stands in the log before some op message has its own op message not later than that one, and after
-a crash only the log behind the last op message has to be searched for final messages that have
-none.
+**All or nothing.** All collected decisions go into *one* op message. So if any op message follows a
+final message in the log, the first one to follow, or an earlier one, names its half message. After
+a crash only the log behind the last op message has to be searched for final messages without one.
 
-**How far the op queue is done.** An op message is needed at the next start for as long as it names
-a half message that the check rounds have not passed. :class:`OpProgress` keeps this for groups of
-op messages.
+**Progress in the op queue.** The next start needs an op message as long as it names a half message
+that the check rounds have not passed. :class:`OpProgress` tracks this for groups of op messages.
 
 Pure. Counterpart of Java's ``TransactionalOpBatchService``, ``MessageQueueOpContext`` and
 ``TransactionalMessageServiceImpl.calculateOpOffset``.
@@ -30,9 +28,9 @@ from skylark.store.commit_log import Draft
 from skylark.wire import properties as names
 
 REMOVE_TAG: Final = "d"
-#: What may wait for its op message; more only collects while the store takes nothing in.
+#: Bytes of decisions that may wait for their op message; reached only while puts fail.
 COLLECTED_SIZE_MAX: Final = 64 << 10
-#: Names no half message, and every reader passes it over: for an op message that is only a mark.
+#: Body of an op message that names no half message and only marks a place in the log.
 NOTHING: Final = b"-1,"
 GROUP_SIZE: Final = 64
 
@@ -54,11 +52,11 @@ class OpBatch:
 
     @property
     def is_full(self) -> bool:
-        """Whether further decisions have to be refused."""
+        """Whether the broker must refuse further decisions."""
         return self.size >= COLLECTED_SIZE_MAX
 
     def add(self, offsets: Iterable[int]) -> None:
-        """Take in the copies of a message that was decided."""
+        """Add the copies of a message that was decided."""
         for offset in offsets:
             text = b"%d," % offset
             self._texts.append(text)
@@ -67,11 +65,11 @@ class OpBatch:
                 self._highest = offset
 
     def body(self) -> bytes:
-        """The body of the op message for all that waits."""
+        """The body of the op message for all collected decisions."""
         return b"".join(self._texts) or NOTHING
 
     def written(self) -> int:
-        """The op message is in the log: begin anew; the highest offset that it names."""
+        """Clear the batch after its op message was stored; returns the highest offset it names."""
         highest = self._highest
         self._texts.clear()
         self.size, self._highest = 0, -1
@@ -91,12 +89,12 @@ def op_draft(body: bytes, store_host: bytes, now_ms: int) -> Draft:
 
 
 def parse_op(body: bytes) -> list[int]:
-    """The half messages that an op message names; what is no offset is left out."""
+    """The half messages that an op message names; skips texts that are not offsets."""
     return [int(text) for text in body.split(b",") if text.isdigit() and len(text) <= 18]
 
 
 class OpProgress:
-    """Up to where op messages are needed no more."""
+    """Tracks the first op message that the next start needs."""
 
     def __init__(self, next_offset: int) -> None:
         #: Queue offset of the first op message that may still be needed.
@@ -104,7 +102,7 @@ class OpProgress:
         self._groups: deque[list[int]] = deque()  # count, highest offset named
 
     def written(self, highest: int) -> None:
-        """The next op message, and the highest offset that it names."""
+        """Add the next op message, given the highest offset that it names."""
         groups = self._groups
         if not groups or groups[-1][0] == GROUP_SIZE:
             groups.append([0, -1])
@@ -113,7 +111,7 @@ class OpProgress:
         group[1] = max(group[1], highest)
 
     def passed(self, position: int) -> int:
-        """All half messages before ``position`` are done; the offset of the op queue to commit."""
+        """The offset of the op queue to commit; the half messages before ``position`` are done."""
         groups = self._groups
         while groups and groups[0][1] < position:
             self.offset += groups.popleft()[0]

@@ -1,13 +1,13 @@
-"""A cache of half messages that were stored not long ago, so that a commit need not read the log.
+"""Cache of recently stored half messages, so that most commits need not read the log.
 
-Nearly every half message is committed within milliseconds. What the cache holds is the half message
-as it was drafted; a commit makes the final message of it as it would of the record in the log
-(:func:`~skylark.broker.transaction.half_message.final_draft`). The cache decides nothing: whether a
-half message is open, :mod:`skylark.broker.transaction.decisions` knows. What is not here, because
-it is too old or because the broker was restarted, is read from the log. So is a half message that
-asks for more than a copy: one with a time of immunity, or one that is delayed or timed.
+Nearly every half message is committed within milliseconds. The cache holds its draft; a commit
+makes the final message from the draft as it would from the record in the log
+(:func:`~skylark.broker.transaction.half_message.final_draft`). The cache does not know outcomes:
+:mod:`skylark.broker.transaction.decisions` does. A half message that is not here, because it is too
+old or the broker was restarted, is read from the log. So is one whose commit needs more than a
+copy: a half message with an immunity time, a delay or a timer property.
 
-Bounded by :data:`KEPT_SIZE_MAX`; the oldest leave first. A crash loses the cache and nothing else.
+Bounded by :data:`KEPT_SIZE_MAX`; the oldest are evicted first. A crash loses only the cache.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from skylark.store.store_results import PutResult
 from skylark.wire import properties as names
 from skylark.wire.headers.txn import EndTransactionRequestHeader
 
-#: Bytes of messages that are kept; what comes first leaves first.
+#: Bytes of messages in the cache.
 KEPT_SIZE_MAX: Final = 8 << 20
-#: What a message costs besides its bytes, roughly.
+#: Estimated memory of a message besides its bytes.
 _OVERHEAD_SIZE: Final = 1 << 10
 _GROUP_ITEM: Final = f"\x02{names.PROPERTY_PGROUP}\x01%s\x02"
 
 
 class RecentHalf(msgspec.Struct, frozen=True, gc=False):
-    """A half message that was stored not long ago."""
+    """A recently stored half message."""
 
     offset: int  # in the half queue
     log_offset: int
@@ -37,7 +37,7 @@ class RecentHalf(msgspec.Struct, frozen=True, gc=False):
     real_topic: str
     real_queue_id: int
     draft: Draft
-    final_size: int  # bytes of its property string that the final message has
+    final_size: int  # the final message has this many bytes of its property string
     size: int
 
 
@@ -61,9 +61,9 @@ class RecentHalves:
         final_size: int,
         stored: PutResult,
     ) -> None:
-        """Keep a half message that was stored."""
+        """Add a half message that was stored."""
         halves, offset = self._halves, stored.queue_offset
-        if offset in halves:  # the half queue was deleted and made again
+        if offset in halves:  # the half queue was deleted and recreated
             self.drop(offset)
         half = halves[offset] = RecentHalf(
             offset, stored.log_offset, unique_id, real_topic, real_queue_id, draft, final_size,
@@ -75,7 +75,7 @@ class RecentHalves:
             self._size -= halves.pop(oldest).size
 
     def find(self, header: EndTransactionRequestHeader) -> RecentHalf | None:
-        """The half message that a decision names, with its id and group; None if it is not kept."""
+        """The half message with the offsets, id and group of a decision; None if not cached."""
         half = self._halves.get(header.tran_state_table_offset)
         if (
             half is None
@@ -87,7 +87,7 @@ class RecentHalves:
         return half
 
     def drop(self, offset: int) -> None:
-        """A half message is decided, and needed no more."""
+        """Remove a half message that is decided."""
         half = self._halves.pop(offset, None)
         if half is not None:
             self._size -= half.size

@@ -1,10 +1,11 @@
-"""Numbers about transactions: for metrics, and for the file ``transactionMetrics``.
+"""Counts of half messages and decisions, for metrics and the file ``transactionMetrics``.
 
-How many half messages of each topic wait is kept in a file, as in Java, because nobody can count
-them at start. A crash loses what was not written, so the number may be off after one; it decides
-nothing. Java counts a delayed message as taken from the topic of delayed messages.
+The number of undecided half messages per topic is saved in a file, as in Java, because counting
+them at start would need the whole half queue. A crash loses changes since the last save, so the
+number may be wrong after one; no decision depends on it. Java counts the commit of a delayed
+message for the topic of delayed messages.
 
-Answers to ``TransactionMetrics``.
+Counterpart of ``TransactionMetrics``.
 """
 
 from __future__ import annotations
@@ -19,29 +20,29 @@ from skylark.wire.bodies.slave_sync_body import TimerMetric
 
 
 class TransactionCounts:
-    """Half messages by topic, and what became of them."""
+    """Undecided half messages, commits and rollbacks by topic."""
 
     def __init__(self, clock: TimeSource) -> None:
         self._clock = clock
-        #: Topic -> half messages that are not decided (``rocketmq_half_messages``).
+        #: Topic -> undecided half messages (``rocketmq_half_messages``).
         self.waiting: Counter[str] = Counter()
         #: Topic -> decisions since the start (``rocketmq_commit_messages_total`` and ``rollback``).
         self.committed: Counter[str] = Counter()
         self.rolled_back: Counter[str] = Counter()
-        #: Questions sent to producers, and half messages that were given up, since the start.
-        self.asked_count = 0
+        #: Check-backs sent, and half messages given up, since the start.
+        self.check_back_count = 0
         self.given_up_count = 0
-        #: Told topic and whole seconds since its birth of each message that is committed
+        #: Called for each commit with the topic and the age of the message in whole seconds
         #: (``rocketmq_finish_message_latency``).
         self.on_committed: Callable[[str, int], None] | None = None
         self.change_count = 0
         self._changed_ms: dict[str, int] = {}
         self._version = DataVersion(timestamp=clock.now_ms())
-        self._newer_count = 0  # changes since that version, and the time of the last
+        self._newer_count = 0  # changes since that version, and the time of the last one
         self._newer_ms = 0
 
     def add(self, topic: str, count: int) -> None:
-        """``count`` more half messages of a topic wait."""
+        """Add to the number of undecided half messages of a topic; ``count`` may be negative."""
         now_ms = self._clock.now_ms()
         self.waiting[topic] += count
         self._changed_ms[topic] = now_ms

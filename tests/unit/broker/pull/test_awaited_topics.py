@@ -1,6 +1,6 @@
-"""What a broker wants to hear of: messages that held pulls wait for, and those it delivers itself.
+"""Arrivals that the store reports: for held pulls, and for messages that the broker delivers.
 
-Nobody is told of all others: that would cost every message of a producer.
+It reports no others, because that would add work to every message of a producer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def send_together(world: Stored, *queue_ids: int) -> None:
 
 @pytest.mark.parametrize("send", [send_one_by_one, send_together])
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-async def test_held_pulls_are_woken_and_nobody_else_is_told(
+async def test_arrivals_are_reported_only_for_held_pulls(
     tmp_path: Path, flush: str, send: Callable[..., Awaitable[None]]
 ) -> None:
     async with stored(tmp_path, flushDiskType=flush) as world:
@@ -91,7 +91,7 @@ async def test_held_pulls_are_woken_and_nobody_else_is_told(
     ("properties", "queue"),
     [("DELAY\x011\x02", (SCHEDULE_TOPIC, 0)), ("TIMER_DELAY_SEC\x012\x02", (TIMER_TOPIC, 0))],
 )
-async def test_the_broker_hears_of_what_it_delivers_itself(
+async def test_arrivals_in_topics_of_the_broker_are_reported(
     tmp_path: Path, properties: str, queue: tuple[str, int]
 ) -> None:
     async with stored(tmp_path) as world:

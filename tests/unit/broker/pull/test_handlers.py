@@ -98,9 +98,7 @@ async def test_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE])
-async def test_bulk_lifts_the_limits_up_to_one_of_its_own(
-    tmp_path: Path, code: RequestCode
-) -> None:
+async def test_bulk_pulls_are_limited_by_pull_max_bytes(tmp_path: Path, code: RequestCode) -> None:
     async with stored(tmp_path, pullMaxBytes="20000") as world:
         await fill(world, 200)
         some = await world.pull(0, maxMsgNums=64, bulk="true", code=code)
@@ -175,7 +173,7 @@ async def test_checks_in_order(tmp_path: Path) -> None:
         assert (await world.call(RequestCode.PULL_MESSAGE, {})).ext is None
 
 
-async def test_what_the_broker_forbids(tmp_path: Path) -> None:
+async def test_pulls_that_the_broker_forbids(tmp_path: Path) -> None:
     async with stored(tmp_path, brokerPermission="2") as world:
         answer = await world.pull()
         assert (answer.code, answer.ext) == (16, {"forbiddenType": "1"})
@@ -256,7 +254,7 @@ async def test_sql_filters_that_are_missing_or_old(tmp_path: Path) -> None:
         assert (await world.pull(sysFlag=0, subVersion=3)).code == 28
 
 
-async def test_a_retry_topic_is_filtered_if_the_broker_is_told_so(tmp_path: Path) -> None:
+async def test_a_retry_topic_is_filtered_with_filter_support_retry(tmp_path: Path) -> None:
     async with stored(tmp_path, enablePropertyFilter="true", filterSupportRetry="true") as world:
         await world.heartbeat(
             subscription(text="a > 5", expression_type="SQL92"), subscription("%RETRY%g")
@@ -273,7 +271,7 @@ async def test_a_retry_topic_is_filtered_if_the_broker_is_told_so(tmp_path: Path
 
 
 @pytest.mark.spec("broker.13.9")
-async def test_a_held_pull_wakes_for_what_it_wants(tmp_path: Path) -> None:
+async def test_a_held_pull_wakes_for_matching_messages(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         world.add_topic("T", 1)
         held = await world.begin_pull(subscription="A")
@@ -321,7 +319,7 @@ async def test_without_long_polling_the_wait_is_short(tmp_path: Path) -> None:
         assert (await held).code == 19
 
 
-async def test_where_no_more_pulls_can_be_held(tmp_path: Path) -> None:
+async def test_a_pull_beyond_the_limit_of_held_pulls(tmp_path: Path) -> None:
     async with stored(tmp_path, heldPullCountMax="1") as world:
         world.add_topic("T", 1)
         held = await world.begin_pull()
@@ -368,7 +366,7 @@ async def test_a_commit_counts_when_the_pull_comes(tmp_path: Path) -> None:
         assert offsets.get("g", "T", 0) == 1
 
 
-async def test_a_reset_is_told_once_and_not_undone_by_the_commit(tmp_path: Path) -> None:
+async def test_a_reset_is_reported_once_and_not_undone_by_the_commit(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         await fill(world, 5)
         world.graph.offsets.reset("g", "T", {0: 1})
@@ -381,7 +379,7 @@ async def test_a_reset_is_told_once_and_not_undone_by_the_commit(tmp_path: Path)
 # --- what is counted ---
 
 
-async def test_what_is_counted_of_a_read(tmp_path: Path) -> None:
+async def test_counters_of_a_read(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         await fill(world, 3, properties="TAGS\x01A\x02")
         stats, log = world.graph.stats, world.graph.store.log
@@ -463,7 +461,7 @@ async def test_a_slave_that_corrects_offsets(tmp_path: Path) -> None:
         assert position(await world.pull(100)) == (21, "OFFSET_OVERFLOW_BADLY", 5)
 
 
-async def test_a_slave_that_serves_nobody(tmp_path: Path) -> None:
+async def test_a_slave_that_serves_no_pulls(tmp_path: Path) -> None:
     async with slave(tmp_path, slaveReadEnable="false") as world:
         world.add_topic("T", 1)
         refused = await world.pull()

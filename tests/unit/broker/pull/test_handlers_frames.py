@@ -1,4 +1,4 @@
-"""Answers to pulls as whole frames: the same bytes as those that are encoded field by field."""
+"""Responses to pulls as whole frames: the same bytes as those encoded field by field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.broker.stored import bodies_of, stored
 
 
 @pytest.mark.parametrize("views", [[b"records"], [b"rec", b"ords"]])
-def test_a_frame_is_what_would_be_encoded(views: list[bytes]) -> None:
+def test_a_frame_equals_the_encoded_response(views: list[bytes]) -> None:
     topic, group = TopicConfig(topic_sys_flag=2), SubscriptionGroupConfig(group_sys_flag=1)
     found = GetResult(
         status=GetStatus.FOUND,
@@ -71,9 +71,7 @@ def pulled_frames(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return frames
 
 
-async def test_few_bytes_are_answered_by_a_frame(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_small_response_is_a_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with stored(tmp_path) as world:
         frames = pulled_frames(monkeypatch)
         await world.send(body=b"small")
@@ -85,7 +83,7 @@ async def test_few_bytes_are_answered_by_a_frame(
         assert len(frames) == 1
 
 
-async def test_no_frames_where_somebody_wants_to_see_the_answers(
+async def test_no_frames_with_interceptors_of_responses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with stored(tmp_path) as world:
@@ -114,7 +112,7 @@ async def test_a_held_pull_is_answered_by_a_frame(
         assert len(frames) == 1
 
 
-async def test_a_pull_that_wants_no_answer_gets_no_frame(tmp_path: Path) -> None:
+async def test_a_one_way_pull_gets_no_frame(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         await world.send(body=b"unread")
         (connection,) = world.graph.server.connections

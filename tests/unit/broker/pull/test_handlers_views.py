@@ -1,4 +1,4 @@
-"""Pull answers as views of the log, clients that do not read them, and answers that come late."""
+"""Responses to pulls as views of the log, clients that do not read them, and late responses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lease_count(world: Stored) -> int:
     return sum(file.leases for file in world.graph.store.log.files.files)
 
 
-async def test_large_answers_are_views_that_are_given_back(tmp_path: Path) -> None:
+async def test_large_responses_are_views_that_are_released(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         bodies = [bytes([number]) * 15_000 for number in range(10)]
         for body in bodies:
@@ -138,7 +138,7 @@ async def test_a_store_that_closes_leaves_leased_bytes_readable(tmp_path: Path) 
         assert file.leases == 0
 
 
-async def test_beyond_what_may_be_held_sends_and_pulls_are_refused(tmp_path: Path) -> None:
+async def test_sends_and_pulls_are_refused_beyond_the_limit_of_held_bytes(tmp_path: Path) -> None:
     async with stored(tmp_path, heldSizeMax="1000000") as world:
         await world.send(body=bytes(2_000_000))
         client = await deaf(world)
@@ -160,9 +160,7 @@ async def test_beyond_what_may_be_held_sends_and_pulls_are_refused(tmp_path: Pat
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-async def test_producers_have_their_answers_before_pulls_are_woken(
-    tmp_path: Path, flush: str
-) -> None:
+async def test_producers_get_their_responses_before_pulls_wake(tmp_path: Path, flush: str) -> None:
     events: list[str] = []
     async with stored(tmp_path, flushDiskType=flush) as world:
         world.add_topic("T", 1)
@@ -195,7 +193,7 @@ async def test_producers_have_their_answers_before_pulls_are_woken(
 
 
 class Wrapped:
-    """A write queue whose ``write`` is somebody else's."""
+    """A write queue with a replaced ``write``."""
 
     def __init__(self, queue: WriteQueue, write: Any) -> None:
         self._queue = queue

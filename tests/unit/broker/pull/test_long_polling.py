@@ -1,4 +1,4 @@
-"""Held pulls: who wakes for which message, at which time, and what it costs."""
+"""Held pulls: which pulls a message wakes, at which time, and at what cost."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def test_a_message_wakes_the_pulls_of_its_queue() -> None:
     assert ("T", 0) not in held.queues
 
 
-def test_a_message_below_the_wanted_offset_wakes_nobody() -> None:
+def test_a_message_below_the_offset_wakes_no_pull() -> None:
     held: HeldPulls[str] = HeldPulls()
     park(held, "pull")
     assert held.arrived("T", 0, 10, 100) == []
-    assert held.next_due() == HOLD_MS, "nor is it anything to tell"
+    assert held.next_due() == HOLD_MS, "the next check has nothing to report"
     assert held.arrived("T", 0, 11, 100) == ["pull"]
 
 
-def test_another_tag_is_told_at_the_next_check() -> None:
+def test_a_message_with_another_tag_wakes_at_the_next_check() -> None:
     held: HeldPulls[str] = HeldPulls()
     park(held, "pull", now_ms=1_000, tags=parse_tags("a || b"))
     assert held.next_due() == 16_000
@@ -103,7 +103,7 @@ def test_checks_come_more_often_where_polling_is_short() -> None:
     assert held.next_due() == 3_000
 
 
-def test_a_gap_in_the_queue_is_told_at_the_next_check() -> None:
+def test_a_gap_in_the_queue_wakes_at_the_next_check() -> None:
     held: HeldPulls[str] = HeldPulls()
     park(held, "pull", offset=3, max_offset=10)
     assert held.next_due() == CHECK_INTERVAL_MS
@@ -126,7 +126,7 @@ def test_a_tag_that_is_not_known_passes() -> None:
     assert held.arrived("T", 0, 11, 0) == ["pull"]
 
 
-def test_closed_connections_are_forgotten() -> None:
+def test_pulls_of_closed_connections_are_removed() -> None:
     held: HeldPulls[str] = HeldPulls()
     gone = FakeConnection()
     park(held, "mine")
@@ -159,8 +159,8 @@ def test_limits_refuse() -> None:
     assert park(held, "pull"), "there is room again"
 
 
-def test_an_arrival_looks_at_its_own_queue_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand pulls with a filter wait elsewhere: none of their filters is asked."""
+def test_an_arrival_visits_the_pulls_of_its_queue_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filters of a thousand pulls on other queues are not evaluated."""
     held: HeldPulls[str] = HeldPulls()
     for queue_id in range(1_000):
         park(held, f"pull {queue_id}", queue_id=queue_id, tags=parse_tags("a"))
@@ -177,7 +177,7 @@ def test_an_arrival_looks_at_its_own_queue_only(monkeypatch: pytest.MonkeyPatch)
     assert len(asked) == 2
 
 
-def test_due_times_of_woken_pulls_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_due_times_of_woken_pulls_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_polling, "_VOID_COUNT_MIN", 10)
     held: HeldPulls[str] = HeldPulls()
     park(held, "stays", queue_id=9, tags=parse_tags("a"))
@@ -193,7 +193,7 @@ def test_due_times_of_woken_pulls_do_not_pile_up(monkeypatch: pytest.MonkeyPatch
 
 
 class NaivePull:
-    """A pull of the model: looks at everything at each of its checks, and at its deadline."""
+    """A pull of the model: sees all messages at each of its checks, and at its deadline."""
 
     def __init__(self, token: int, queue_id: int, connection: Connection, offset: int) -> None:
         self.token = token
@@ -205,7 +205,7 @@ class NaivePull:
         self.tags = TagFilter(None)
 
     def checks(self, from_ms: int, to_ms: int) -> Iterator[int]:
-        """The times at which this pull looks, after ``from_ms`` and up to ``to_ms``."""
+        """The checks and the deadline of this pull, after ``from_ms`` and up to ``to_ms``."""
         at_ms = self.parked_ms + CHECK_INTERVAL_MS
         while at_ms < self.deadline_ms:
             if from_ms < at_ms <= to_ms:
@@ -216,7 +216,7 @@ class NaivePull:
 
 
 class Model:
-    """What is specified, done the simple way: lists, and a look at every pull every time."""
+    """The specification in its simplest form: lists, and a scan of all pulls every time."""
 
     def __init__(self) -> None:
         self.pulls: list[NaivePull] = []

@@ -1,4 +1,4 @@
-"""Sends that come together, of every kind, and the producer that sends them."""
+"""Runs of sends of every kind, and the producer that sends them."""
 
 from __future__ import annotations
 

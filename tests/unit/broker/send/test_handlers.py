@@ -24,7 +24,7 @@ ADDED = {**EXT, "CLUSTER": "DefaultCluster"}
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 
 
-async def test_a_message_is_stored_with_what_the_broker_adds(tmp_path: Path) -> None:
+async def test_a_message_is_stored_with_the_properties_of_the_broker(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         properties = "KEYS\x01k1\x02UNIQ_KEY\x01U1\x02WAIT\x01true\x02TAGS\x01A\x02"
         answer = await world.send(properties=properties, queue_id=1, f="8", h="5", j="2")
@@ -56,7 +56,7 @@ async def test_a_message_is_stored_with_what_the_broker_adds(tmp_path: Path) -> 
         ("POP_CK\x01handle\x02a\x011\x02", {"a": "1"}),
     ],
 )
-async def test_odd_properties_are_put_in_order(
+async def test_malformed_properties_are_normalised(
     tmp_path: Path, properties: str, kept: dict[str, str]
 ) -> None:
     async with stored(tmp_path) as world:
@@ -150,7 +150,7 @@ async def test_sizes(tmp_path: Path) -> None:
         assert len(world.records("T")) == 2
 
 
-async def test_what_cannot_be_read_is_answered_without_ext(tmp_path: Path) -> None:
+async def test_the_response_to_an_unreadable_request_has_no_ext(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         for answer in (
             await world.send(h="abc"),
@@ -171,7 +171,7 @@ async def test_a_message_without_a_body_is_illegal(tmp_path: Path) -> None:
         assert "New" not in world.graph.topics
 
 
-async def test_a_full_disk_is_said_with_its_figures(tmp_path: Path) -> None:
+async def test_the_error_of_a_full_disk_has_the_disk_usage(tmp_path: Path) -> None:
     disk = FaultyFileSystem(FaultPlan(1), capacity=32 << 20)
     async with stored(Path("/"), disk) as world:
         assert (await world.send()).code == 0
@@ -200,7 +200,7 @@ async def test_traces_have_a_topic_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("remoting.10.18")
-async def test_codes_of_sends_that_fail_and_of_one_that_is_late(tmp_path: Path) -> None:
+async def test_codes_of_failed_sends_and_of_a_flush_timeout(tmp_path: Path) -> None:
     settings = {"autoCreateTopicEnable": "false", "flushDiskType": "SYNC_FLUSH"}
     plan = FaultPlan(1)
     async with stored(Path("/"), FaultyFileSystem(plan), **settings) as world:
@@ -226,7 +226,7 @@ async def test_codes_of_sends_that_fail_and_of_one_that_is_late(tmp_path: Path) 
         }
 
 
-async def test_before_its_time_the_broker_takes_nothing(tmp_path: Path) -> None:
+async def test_the_broker_refuses_sends_before_its_start_time(tmp_path: Path) -> None:
     async with stored(tmp_path, startAcceptSendRequestTimeStamp="9999999999999") as world:
         answer = await world.send()
         assert (answer.code, answer.ext) == (1, EXT)
@@ -262,7 +262,7 @@ async def test_a_delayed_message_waits_in_the_schedule_topic(tmp_path: Path) -> 
         assert world.records(SCHEDULE, 17)[0].properties["DELAY"] == "18"
 
 
-async def test_delay_0_is_none_and_nonsense_is_refused(tmp_path: Path) -> None:
+async def test_delay_0_means_no_delay_and_an_invalid_one_is_refused(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         assert (await world.send(properties="DELAY\x010\x02")).code == 0
         assert world.records("T")[0].properties["DELAY"] == "0"
@@ -292,7 +292,7 @@ async def test_transactional_messages_can_be_refused(tmp_path: Path) -> None:
 # --- retry topics ---
 
 
-async def test_a_retry_topic_keeps_what_may_be_tried_again(tmp_path: Path) -> None:
+async def test_a_retry_topic_stores_messages_with_retries_left(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         world.graph.groups.update(SubscriptionGroupConfig(group_name="G", retry_max_times=2))
         assert (await world.send("%RETRY%G", j="2")).code == 0
@@ -301,7 +301,7 @@ async def test_a_retry_topic_keeps_what_may_be_tried_again(tmp_path: Path) -> No
         assert "%DLQ%G" not in world.graph.topics
 
 
-async def test_a_retry_topic_sends_the_rest_to_the_dead_letters(tmp_path: Path) -> None:
+async def test_a_message_without_retries_left_becomes_a_dead_letter(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         told: list[tuple[str, str]] = []
         world.graph.retries.on_dead_letter = lambda *who: told.append(who)
@@ -320,7 +320,7 @@ async def test_a_retry_topic_sends_the_rest_to_the_dead_letters(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("properties", ["", "UNIQ_KEY\x01U\x02", "_SYS_MSG_PRIORITY_\x010\x02"])
-async def test_what_a_client_sends_to_the_dead_letters_is_not_given_up(
+async def test_a_send_to_a_dead_letter_topic_is_not_counted_as_dead_letter(
     tmp_path: Path, properties: str
 ) -> None:
     async with stored(tmp_path) as world:
@@ -353,7 +353,7 @@ async def test_a_retry_topic_needs_its_group(tmp_path: Path) -> None:
         ("_SYS_MSG_PRIORITY_\x012\x02__SHARDINGKEY\x01s\x02", 1, False),
     ],
 )
-async def test_a_priority_is_a_queue(
+async def test_a_priority_selects_the_queue(
     tmp_path: Path, properties: str, queue_id: int, is_kept: bool
 ) -> None:
     async with stored(tmp_path) as world:
@@ -365,7 +365,7 @@ async def test_a_priority_is_a_queue(
 
 
 @pytest.mark.parametrize("kind", ["DELAY\x011\x02", "TIMER_DELAY_SEC\x019\x02"])
-async def test_what_is_delayed_has_no_priority(tmp_path: Path, kind: str) -> None:
+async def test_a_delayed_message_has_no_priority(tmp_path: Path, kind: str) -> None:
     async with stored(tmp_path) as world:
         world.add_topic("T", 4)
         assert (await world.send(properties=f"_SYS_MSG_PRIORITY_\x012\x02{kind}")).code == 0
@@ -388,7 +388,7 @@ async def test_a_compacted_topic_needs_keys(tmp_path: Path) -> None:
 # --- one-way, durable ---
 
 
-async def test_one_way_is_stored_and_not_answered(tmp_path: Path) -> None:
+async def test_a_one_way_send_is_stored_without_a_response(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         await world.send()
         ext = {
@@ -422,11 +422,11 @@ async def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> 
             connection.hold(request)
             (answer_now,) = world.graph.put_handlers.run(connection, [request])
             assert (answer_now is not LATER) == at_once
-        await world.graph.durability.none_waiting()
+        await world.graph.durability.wait_for_pending()
         assert log.files.flushed_where > 0
 
 
-async def test_a_topic_that_cannot_be_saved_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_sends_do_not_wait_for_a_topic_that_cannot_be_saved(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         config = tmp_path / "store/config"
         shutil.rmtree(config)

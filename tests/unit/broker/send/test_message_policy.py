@@ -1,4 +1,4 @@
-"""What is changed in properties, and where delayed messages go."""
+"""Message policy: actions of properties, delay levels, timer slots and redirected messages."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ from skylark.wire.properties import encode_properties, parse_properties
         ("_SYS_MSG_PRIORITY_\x013", (None, PRIORITY)),
     ],
 )
-def test_what_a_property_string_asks_for(text: str, expected: tuple[str | None, int]) -> None:
+def test_actions_of_property_strings(text: str, expected: tuple[str | None, int]) -> None:
     assert scan_properties(text) == PropertyScanner().scan(text) == expected
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="ab\x01\x02", max_size=12))
-def test_a_string_without_actions_reads_the_same_with_more_behind_it(text: str) -> None:
+def test_properties_can_be_appended_to_a_string_without_actions(text: str) -> None:
     if scan_properties(text)[1] == 0 and text:
         whole = text.removesuffix("\x02") + "\x02z\x01end\x02"
         assert parse_properties(whole) == {**parse_properties(text), "z": "end"}
@@ -94,13 +94,13 @@ alike = st.tuples(
     ["UNIQ_KEY\x01ABC\x02", "UNIQ_KEY\x01\x02BC\x02", "UNIQ_KEY\x01A\x02C\x02", "UNIQ_KEY\x01"]
 )
 @example(["UNIQ_KEY\x01A\x02DELAYED\x02", "UNIQ_KEY\x01A\x02DELAY\x01\x02"])
-def test_the_strings_before_change_nothing(sent: list[str]) -> None:
+def test_earlier_strings_do_not_change_the_result(sent: list[str]) -> None:
     scanner = PropertyScanner()
     for text in sent:
         assert scanner.scan(text) == scan_properties(text)
 
 
-def test_many_shapes_take_a_bounded_amount_of_memory() -> None:
+def test_the_cache_of_shapes_is_bounded() -> None:
     scanner = PropertyScanner()
     for number in range(2_000):
         text = "".join(f"n{number}_{at}\x01v\x02" for at in range(number % 100 + 1))
@@ -122,12 +122,12 @@ def test_level(text: str, level: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "1.5", "-", "1" * 11, "\u00b2"])
-def test_a_level_that_is_no_number(text: str) -> None:
+def test_a_level_that_is_not_a_number(text: str) -> None:
     with pytest.raises(BrokerError, match="For input string"):
         delay_level({"DELAY": text})
 
 
-def test_a_level_leads_to_its_queue() -> None:
+def test_a_level_selects_its_queue() -> None:
     draft, properties = Draft("T", 5, b"x"), {"DELAY": "99", "TIMER_DELAY_SEC": "3"}
     assert Diverter(18).divert(draft, properties) is None
     assert (draft.topic, draft.queue_id) == (SCHEDULE_TOPIC, 17)
@@ -193,7 +193,9 @@ def test_timed_messages(properties: dict[str, str], slot: int) -> None:
         ({"TIMER_DELAY_SEC": "-3"}, None),
     ],
 )
-def test_timed_messages_that_stay(properties: dict[str, str], status: PutStatus | None) -> None:
+def test_timed_messages_that_are_not_redirected(
+    properties: dict[str, str], status: PutStatus | None
+) -> None:
     draft, given = Draft("T", 5, b"x"), dict(properties)
     assert Diverter(18, FakeTimers()).divert(draft, properties) is status
     assert (draft.topic, draft.queue_id, properties) == ("T", 5, given)
@@ -201,13 +203,13 @@ def test_timed_messages_that_stay(properties: dict[str, str], status: PutStatus 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 1 << 42), st.sampled_from([100, 200, 500, 1_000]))
-def test_a_slot_ends_at_its_time_or_soon_after(deliver_ms: int, precision_ms: int) -> None:
+def test_a_slot_ends_at_or_after_the_delivery_time(deliver_ms: int, precision_ms: int) -> None:
     end_ms = slot_time(deliver_ms, precision_ms) + precision_ms
     assert deliver_ms <= end_ms < deliver_ms + precision_ms
     assert end_ms % precision_ms == 0
 
 
-def test_half_messages_are_left_alone() -> None:
+def test_half_messages_are_not_redirected() -> None:
     draft = Draft("T", 5, b"x", sys_flag=4)
     assert Diverter(18).divert(draft, {"DELAY": "3", "TIMER_DELAY_MS": "1"}) is None
     assert draft.topic == "T"

@@ -1,4 +1,4 @@
-"""Copies that the broker makes itself: never held to settings, never lost, in nobody's way."""
+"""Copies that the broker makes itself: not limited by settings, never lost, never in the way."""
 
 from __future__ import annotations
 
@@ -89,14 +89,16 @@ def bodies(world: Stored, topic: str = "T", queue_id: int = 0) -> list[bytes]:
         ),
     ],
 )  # fmt: skip
-def test_what_copies_add(topic: str, properties: dict[str, str], added: tuple[str, ...]) -> None:
+def test_properties_that_copies_add(
+    topic: str, properties: dict[str, str], added: tuple[str, ...]
+) -> None:
     growth = copy_growth(topic, encode_properties(properties).encode())
     names_size = sum(len(name) + 2 for name in added)
     assert names_size <= growth <= names_size + 19 * len(added)
     assert growth <= COPY_GROWTH_MAX
 
 
-def test_a_property_that_is_there_already_adds_only_what_its_value_is_longer() -> None:
+def test_an_existing_property_adds_only_the_difference_of_its_values() -> None:
     before = {"TRAN_PREPARED_QUEUE_OFFSET": "0" * 19, "TRANSACTION_CHECK_TIMES": "1" * 10}
     assert copy_growth(HALF_TOPIC, encode_properties({**before, "WAIT": "true"}).encode()) == 1
     longer = encode_properties({**before, "WAIT": "w" * 100}).encode()
@@ -106,7 +108,7 @@ def test_a_property_that_is_there_already_adds_only_what_its_value_is_longer() -
 # --- what copies can do without -------------------------------------------------------------------
 
 
-def test_optional_properties_go_one_after_the_other() -> None:
+def test_optional_properties_are_dropped_one_by_one() -> None:
     given = {
         "TAGS": "A", "CLUSTER": "c", "TRACE_ON": "true", "MSG_REGION": "r", "RETRY_TOPIC": "T",
         "ORIGIN_MESSAGE_ID": "id", "WAIT": "false", "DELAY": "0", "REAL_TOPIC": "T",
@@ -136,7 +138,7 @@ def test_optional_properties_go_one_after_the_other() -> None:
         ("T", "TIMER_OUT_MS", "1"),
     ],
 )
-def test_what_is_needed_stays(topic: str, name: str, value: str) -> None:
+def test_needed_properties_stay(topic: str, name: str, value: str) -> None:
     raw = encode_properties({"UNIQ_KEY": "U", "CLUSTER": "c", name: value}).encode()
     left = parse_properties(without_optional(topic, raw, lambda _: False))
     assert left == {"UNIQ_KEY": "U", name: value}
@@ -150,7 +152,7 @@ def test_an_uncopied_message_is_counted_and_logged_once(caplog: pytest.LogCaptur
     assert uncopied.counts == {"retry": 2, "check": 1}
     assert len(caplog.messages) == 3
     assert caplog.messages[0] == (
-        "the message at 7 of the log cannot be copied to %DLQ%G and stays where it is:"
+        "the broker cannot copy the message at log offset 7 to %DLQ%G:"
         " PROPERTIES_SIZE_EXCEEDED (retry)"
     )
 
@@ -162,7 +164,7 @@ def test_an_uncopied_message_is_counted_and_logged_once(caplog: pytest.LogCaptur
     "properties", [{"DELAY": "3"}, {"TIMER_DELAY_SEC": "10"}, {"TIMER_DELAY_SEC": "25"}]
 )
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_acknowledged_messages_are_delivered_whatever_the_limit_is_now(
+async def test_acknowledged_messages_are_delivered_after_the_limit_is_lowered(
     properties: dict[str, str], restarts: bool
 ) -> None:
     disk = FaultyFileSystem()
@@ -183,7 +185,7 @@ async def test_acknowledged_messages_are_delivered_whatever_the_limit_is_now(
 
 
 @pytest.mark.parametrize("run", [False, True])
-async def test_a_transaction_is_committed_whatever_the_limit_is_now(
+async def test_a_transaction_is_committed_after_the_limit_is_lowered(
     tmp_path: Path, run: bool
 ) -> None:
     async with shop(tmp_path, transactionOpMsgMaxSize="1") as world:
@@ -197,7 +199,7 @@ async def test_a_transaction_is_committed_whatever_the_limit_is_now(
         assert world.bodies() == [LARGE]
         assert world.op_bodies() == [b"0,"]
         await world.rounds()
-        assert world.producer.asked().unique_id == "U2"
+        assert world.producer.checked().unique_id == "U2"
         assert [len(body) for body in world.bodies(HALF, 0)] == [5_000] * 3
         assert (await world.producer.end(other, check=True)).code == 0
         assert world.bodies() == [LARGE] * 2
@@ -209,7 +211,7 @@ async def test_a_transaction_is_committed_whatever_the_limit_is_now(
         assert world.bodies()[-1] == LARGE
 
 
-async def test_transactions_committed_together_are_not_held_to_the_limit_either(
+async def test_transactions_committed_in_a_run_are_not_limited_either(
     tmp_path: Path,
 ) -> None:
     async with shop(tmp_path) as world:
@@ -228,7 +230,7 @@ async def _send_with_limit(world: Shop, unique_id: str) -> Sent:
     return sent
 
 
-async def test_retries_and_dead_letters_are_made_whatever_the_limit_is_now(tmp_path: Path) -> None:
+async def test_retries_and_dead_letters_are_made_after_the_limit_is_lowered(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         assert (await world.send("T", LARGE)).code == 0
         await lower_limit(world)
@@ -244,7 +246,7 @@ async def test_retries_and_dead_letters_are_made_whatever_the_limit_is_now(tmp_p
 
 
 @pytest.mark.spec("store.12.7")
-async def test_a_plain_message_may_fill_the_record(tmp_path: Path) -> None:
+async def test_an_ordinary_message_may_fill_the_record(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         own_size = len(encode_properties(world_added(await one_record(world))))
         full = filled(PROPERTIES_SIZE_MAX - own_size, UNIQ_KEY="U").decode()
@@ -305,9 +307,9 @@ async def test_a_half_message_is_refused_or_checked_and_committed(
         assert set(codes) == {0, 13}
         assert codes == sorted(codes)
         await world.rounds(2)
-        assert len(world.producer.questions) == 2 * len(sent)
+        assert len(world.producer.check_backs) == 2 * len(sent)
         for index in range(-len(sent), 0):
-            assert (await world.producer.end(world.producer.asked(index), check=True)).code == 0
+            assert (await world.producer.end(world.producer.checked(index), check=True)).code == 0
         await world.clock.advance(60)
         assert world.bodies() == sent
         assert world.graph.writer.uncopied.counts == {}
@@ -321,7 +323,7 @@ async def send_back(world: Stored, log_offset: int, level: int = 0) -> Command:
     return await world.call(RequestCode.CONSUMER_SEND_MSG_BACK, fields)
 
 
-async def test_a_retry_leaves_out_what_is_optional(tmp_path: Path) -> None:
+async def test_a_retry_drops_optional_properties(tmp_path: Path) -> None:
     """Before: every copy was refused, and the consumer tried the message every 5 s for ever."""
     async with stored(tmp_path) as world:
         own = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "DefaultCluster"}
@@ -350,7 +352,7 @@ async def test_a_retry_without_room_for_its_delay_is_a_dead_letter(tmp_path: Pat
         assert world.graph.stats.send_backs["T", "G"].count == 1
 
 
-async def test_a_message_that_cannot_be_copied_is_taken_back_all_the_same(
+async def test_a_send_back_of_a_message_that_cannot_be_copied_succeeds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with stored(tmp_path) as world:
@@ -360,9 +362,9 @@ async def test_a_message_that_cannot_be_copied_is_taken_back_all_the_same(
         assert (bodies(world, RETRY), bodies(world, DEAD)) == ([], [])
         assert bodies(world) == [b"full"]
         assert world.graph.writer.uncopied.counts == {"retry": 1}
-        lines = [line for line in caplog.messages if "cannot be copied" in line]
+        lines = [line for line in caplog.messages if "cannot copy" in line]
         assert lines == [
-            f"the message at {offset} of the log cannot be copied to {DEAD} and stays where it is:"
+            f"the broker cannot copy the message at log offset {offset} to {DEAD}:"
             " PROPERTIES_SIZE_EXCEEDED (retry)"
         ]
         # Others come and go.
@@ -402,7 +404,7 @@ async def test_a_checksum_that_was_switched_on_later_takes_the_place_of_optional
 
 
 @pytest.mark.parametrize("properties", [{"DELAY": "1"}, {"TIMER_DELAY_SEC": "1"}])
-async def test_what_no_queue_can_take_is_passed_over(
+async def test_a_delayed_message_that_cannot_be_copied_is_skipped(
     tmp_path: Path, properties: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
@@ -415,7 +417,7 @@ async def test_what_no_queue_can_take_is_passed_over(
         await world.clock.advance(5)
         assert bodies(world) == [b"next"]
         assert world.graph.writer.uncopied.counts.total() == 1
-        assert len([line for line in caplog.messages if "cannot be copied" in line]) == 1
+        assert len([line for line in caplog.messages if "cannot copy" in line]) == 1
         assert bodies(world, waiting_topic)[0] == b"full"  # where it was
 
 
@@ -426,32 +428,32 @@ def put_full_half(world: Shop, unique_id: str = "full") -> Sent:
     names = {"REAL_TOPIC": "T", "REAL_QID": "1", "UNIQ_KEY": unique_id}
     raw = filled(PROPERTIES_SIZE_MAX, TRAN_MSG="true", PGROUP="pg", **names)
     log_offset = put_full(world, HALF, raw)
-    world.transactions.halves_stored("T", 1)
+    world.transactions.count_halves("T", 1)
     queue_offset = world.graph.store.reader.max_offset(HALF, 0) - 1
     return Sent(log_offset, queue_offset, unique_id)
 
 
 @pytest.mark.parametrize("decision", [COMMIT, ROLLBACK])
-async def test_one_half_message_that_cannot_be_copied_stops_no_other(
+async def test_a_half_message_that_cannot_be_copied_does_not_stop_the_check_backs_of_others(
     tmp_path: Path, decision: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with shop(tmp_path) as world:
         full = put_full_half(world)
         await world.producer.send("U1")
         await world.rounds(2)
-        asked = [question.ext or {} for question in world.producer.questions]
+        asked = [question.ext or {} for question in world.producer.check_backs]
         assert [ext["transactionId"] for ext in asked] == ["full", "U1"] * 2
-        assert world.producer.asked(0) == world.producer.asked(2) == full
-        question = decode_record(world.producer.questions[0].body or b"")
+        assert world.producer.checked(0) == world.producer.checked(2) == full
+        question = decode_record(world.producer.check_backs[0].body or b"")
         assert (question.topic, question.body) == ("T", b"full")
         assert world.graph.writer.uncopied.counts == {"check": 1}
-        assert len([line for line in caplog.messages if "cannot be copied" in line]) == 1
+        assert len([line for line in caplog.messages if "cannot copy" in line]) == 1
         answer = await world.producer.end(full, decision, check=True)
         assert answer.code == 0  # the final message has no destination among its properties
         assert world.bodies() == ([b"full"] if decision == COMMIT else [])
-        assert world.transactions.rounds._kept == {full.queue_offset: 2}
+        assert world.transactions.rounds._uncopied_checks == {full.queue_offset: 2}
         await world.rounds()
-        assert len(world.producer.questions) == 5
+        assert len(world.producer.check_backs) == 5
         await world.flushed()
         await world.rounds()
         assert world.position()[0] > full.queue_offset
@@ -461,20 +463,20 @@ async def test_a_half_message_that_cannot_be_copied_is_given_up_in_time(tmp_path
     async with shop(tmp_path, transactionCheckMax="3") as world:
         full = put_full_half(world)
         await world.rounds(8)
-        assert len(world.producer.questions) == 3
+        assert len(world.producer.check_backs) == 3
         assert world.bodies(GIVEN_UP, 0) == []
         assert world.bodies(HALF, 0) == [b"full"]
         assert world.transactions.counts.given_up_count == 1
         await world.flushed()
         await world.rounds()
         assert world.position()[0] == full.queue_offset + 1
-        assert world.transactions.rounds._kept == {}
+        assert world.transactions.rounds._uncopied_checks == {}
         # A decision still counts.
         assert (await world.producer.end(full)).code == 0
         assert world.bodies() == [b"full"]
 
 
-async def test_too_many_topics_do_not_stop_the_rounds(tmp_path: Path) -> None:
+async def test_check_rounds_continue_at_the_limit_of_topics(tmp_path: Path) -> None:
     async with shop(tmp_path, transactionCheckMax="1") as world:
         await world.producer.send("U1")
         count = len(world.graph.topics)

@@ -1,4 +1,4 @@
-"""Answers while topics cannot be saved: each comes, none waits for a disk that takes nothing."""
+"""Responses while topics cannot be saved: each is sent, none waits for a failing disk."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def stored_with_disk(root: Path) -> AsyncIterator[tuple[Stored, Disk]]:
             await world.clock.advance(2)
 
 
-async def test_after_a_save_that_failed_every_answer_leaves_at_once(tmp_path: Path) -> None:
+async def test_after_a_failed_save_responses_do_not_wait(tmp_path: Path) -> None:
     async with stored_with_disk(tmp_path) as (world, disk):
         disk.is_free.set()
         disk.error = OSError("the disk of the settings is full")
@@ -75,7 +75,7 @@ async def test_after_a_save_that_failed_every_answer_leaves_at_once(tmp_path: Pa
         assert b"Newest" in (tmp_path / "store/config/topics.json").read_bytes()
 
 
-async def test_a_defect_of_the_save_keeps_no_answer(
+async def test_an_unexpected_error_of_the_save_holds_no_response(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with stored_with_disk(tmp_path) as (world, disk):
@@ -99,9 +99,7 @@ async def test_a_defect_of_the_save_keeps_no_answer(
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-async def test_a_wait_that_is_cancelled_leaves_nothing_held(
-    tmp_path: Path, has_begun: bool
-) -> None:
+async def test_a_cancelled_wait_holds_no_response(tmp_path: Path, has_begun: bool) -> None:
     """As at the end of a loop: also a task that has not begun yet. Nothing is acknowledged."""
     async with stored_with_disk(tmp_path) as (world, disk):
         connection, producer = await connect(world)
@@ -117,7 +115,7 @@ async def test_a_wait_that_is_cancelled_leaves_nothing_held(
         assert not disk.is_free.is_set()
 
 
-async def test_a_message_that_is_sent_back_waits_for_no_disk_that_failed(tmp_path: Path) -> None:
+async def test_a_send_back_does_not_wait_for_a_failed_save(tmp_path: Path) -> None:
     async with stored_with_disk(tmp_path) as (world, disk):
         disk.is_free.set()
         assert (await world.send()).code == 0

@@ -1,4 +1,4 @@
-"""A fault of one request in a run, or of one kind of requests, is no fault of the others."""
+"""An error of one request in a run, or of one kind of requests, does not affect the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.broker.transaction.test_end_transaction import request as commit
 from tests.unit.broker.transaction.test_end_transaction import run
 
 
-async def test_a_request_that_breaks_its_reader_spoils_no_other(
+async def test_a_failing_draft_does_not_affect_other_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft = SendStep.draft
@@ -33,7 +33,7 @@ async def test_a_request_that_breaks_its_reader_spoils_no_other(
         assert len(world.records("T")) == 3
 
 
-async def test_a_kind_that_fails_does_not_keep_another_from_what_was_stored(
+async def test_a_failing_finish_does_not_affect_other_kinds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a commit would be in the log and unknown, and be stored a second time when repeated."""

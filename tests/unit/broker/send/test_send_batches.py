@@ -50,7 +50,7 @@ async def test_ids_of_a_batch_with_checksums_of_properties(tmp_path: Path) -> No
         assert len(ids) == 2
 
 
-async def test_batches_that_cannot_be(tmp_path: Path) -> None:
+async def test_illegal_batches(tmp_path: Path) -> None:
     body = encode_batch([BatchMessage(b"m")])
     async with stored(tmp_path) as world:
         retry = await world.send("%RETRY%G", body=body, m="true")
@@ -62,7 +62,7 @@ async def test_batches_that_cannot_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("remoting.10.19")
-async def test_the_flag_makes_a_batch_and_not_the_code(tmp_path: Path) -> None:
+async def test_the_header_flag_makes_a_batch_not_the_code(tmp_path: Path) -> None:
     body = encode_batch([BatchMessage(b"a"), BatchMessage(b"b")])
     async with stored(tmp_path) as world:
         split = await world.send(body=body, m="true")
@@ -122,7 +122,11 @@ async def test_an_inner_batch_is_one_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("properties", "batch", "hint"),
     [
-        ("UNIQ_KEY\x01U\x02", "false", "topic Inner is of type BatchCQ, which takes batches only"),
+        (
+            "UNIQ_KEY\x01U\x02",
+            "false",
+            "topic Inner is of type BatchCQ, which accepts batches only",
+        ),
         (
             "a\x01b\x02",
             "true",
@@ -131,7 +135,7 @@ async def test_an_inner_batch_is_one_record(tmp_path: Path) -> None:
         ("UNIQ_KEY\x01U\x02DELAY\x011\x02", "true", ""),
     ],
 )
-async def test_what_a_topic_of_inner_batches_does_not_take(
+async def test_messages_that_a_batch_cq_topic_refuses(
     tmp_path: Path, properties: str, batch: str, hint: str
 ) -> None:
     async with stored(tmp_path) as world:

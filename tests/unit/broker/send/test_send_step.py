@@ -103,7 +103,7 @@ mixes = st.lists(
 @example([kind for other in OTHERS for kind in ("plain", other)])
 @example(["to a topic that is not there yet", "plain", "delayed", "to any queue", "to any queue"])
 @example(["too large", "plain", "too large", "too many properties"])
-def test_a_run_leaves_what_its_requests_leave_one_by_one(kinds: list[str]) -> None:
+def test_a_run_stores_the_same_as_its_requests_one_by_one(kinds: list[str]) -> None:
     """Answers, records, queue entries and statistics."""
 
     async def compare() -> None:
@@ -135,7 +135,7 @@ async def test_the_same_with_other_settings(given: dict[str, str]) -> None:
     assert together == await outcome(kinds, send_one_by_one, **given)
 
 
-async def test_the_code_of_batches_may_bring_one_message() -> None:
+async def test_the_batch_code_may_carry_a_single_message() -> None:
     """320 has no runs: what is plain takes the way of all others, and is stored the same."""
 
     async def send_as_batches(world: Stored, requests: Sequence[Command]) -> Any:
@@ -148,7 +148,7 @@ async def test_the_code_of_batches_may_bring_one_message() -> None:
 
 
 @pytest.mark.parametrize("send", [send_together, send_one_by_one])
-async def test_of_a_name_that_occurs_twice_the_last_item_stays(
+async def test_the_last_item_of_a_repeated_name_stays(
     tmp_path: Path, send: Callable[[Stored, Sequence[Command]], Any]
 ) -> None:
     async with stored(tmp_path) as world:
@@ -177,7 +177,7 @@ async def test_the_last_separator_may_be_missing(tmp_path: Path, text: str) -> N
             assert first.raw_properties == second.raw_properties
 
 
-async def test_every_kind_is_stored_or_refused_for_a_reason_of_its_own() -> None:
+async def test_refused_kinds_have_their_codes() -> None:
     """What the tests above compare is not all the same."""
     answers, _ = await outcome(list(KINDS), send_together)
     found = {kind: answers[n].code for n, kind in enumerate(KINDS) if n in answers}
@@ -204,7 +204,7 @@ async def test_every_kind_is_stored_or_refused_for_a_reason_of_its_own() -> None
 # ---- together, in order --------------------------------------------------------------------------
 
 
-async def test_plain_messages_are_stored_together(tmp_path: Path) -> None:
+async def test_the_messages_of_a_run_are_stored_in_one_put(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         prepare(world)
         await world.clock.drain()
@@ -250,7 +250,7 @@ async def test_answers_follow_the_settings(tmp_path: Path) -> None:
         ]
 
 
-async def test_the_length_of_an_answer_is_in_bytes(tmp_path: Path) -> None:
+async def test_the_length_of_a_response_is_in_bytes(tmp_path: Path) -> None:
     async with stored(tmp_path, regionId="Zürich") as world:
         prepare(world)
         await world.clock.drain()
@@ -282,7 +282,7 @@ async def test_the_long_names_do_the_same(tmp_path: Path) -> None:
         assert [record.body for record in world.records("T", 2)] == [b"0", b"1", b"2"]
 
 
-async def test_order_is_kept_where_plain_and_others_alternate(tmp_path: Path) -> None:
+async def test_mixed_kinds_of_messages_keep_their_order(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         prepare(world)
         await world.clock.drain()
@@ -301,7 +301,7 @@ async def test_order_is_kept_where_plain_and_others_alternate(tmp_path: Path) ->
         assert offsets == list("01234567")
 
 
-async def test_one_bad_request_does_not_touch_the_others(tmp_path: Path) -> None:
+async def test_a_bad_request_does_not_affect_the_others(tmp_path: Path) -> None:
     async with stored(tmp_path, maxMessageSize=str(BODY_SIZE_MAX)) as world:
         prepare(world)
         await world.clock.drain()
@@ -352,7 +352,7 @@ async def test_with_sync_flush_answers_wait_for_the_disk() -> None:
         assert len(world.records("T")) == 4
 
 
-async def test_a_disk_that_takes_too_long_is_said_to_each() -> None:
+async def test_each_send_gets_the_flush_timeout() -> None:
     plan = FaultPlan(1)
     async with stored(Path("/"), FaultyFileSystem(plan), flushDiskType="SYNC_FLUSH") as world:
         prepare(world)
@@ -366,7 +366,7 @@ async def test_a_disk_that_takes_too_long_is_said_to_each() -> None:
         assert [producer.ext(n)["transactionId"] for n in range(3)] == ["U0", "U1", "U2"]
 
 
-async def test_answers_wait_until_a_topic_that_the_run_made_is_saved(tmp_path: Path) -> None:
+async def test_responses_wait_until_a_new_topic_is_saved(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         saved = world.graph.saved.topics
         config = tmp_path / "store/config/topics.json"
@@ -384,7 +384,7 @@ async def test_answers_wait_until_a_topic_that_the_run_made_is_saved(tmp_path: P
         assert connection.held_size == 0
 
 
-async def test_a_topic_that_cannot_be_saved_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_sends_do_not_wait_for_a_topic_that_cannot_be_saved(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         config = tmp_path / "store/config"
         shutil.rmtree(config)
@@ -397,7 +397,7 @@ async def test_a_topic_that_cannot_be_saved_keeps_nobody_waiting(tmp_path: Path)
         assert (failed, codes) == (True, {0: 0, 1: 0, 2: 0})
 
 
-async def test_a_message_that_goes_wrong_is_the_only_one_that_is_told_so(tmp_path: Path) -> None:
+async def test_only_the_failed_message_of_a_run_gets_an_error(tmp_path: Path) -> None:
     """Those before it wait for the disk already: they must not be answered twice."""
     async with stored(tmp_path, flushDiskType="SYNC_FLUSH") as world:
         prepare(world)
@@ -415,7 +415,7 @@ async def test_a_message_that_goes_wrong_is_the_only_one_that_is_told_so(tmp_pat
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(stats, "put", put_but_one)
             connection.data_received(b"".join(encode_frame(request(n)) for n in range(4)))
-        await world.graph.durability.none_waiting()
+        await world.graph.durability.wait_for_pending()
         await world.clock.drain()
         assert sorted(answer.opaque for answer in producer.answers) == [0, 1, 2, 3]
         assert producer.codes == {0: 0, 1: 1, 2: 0, 3: 0}
@@ -425,7 +425,7 @@ async def test_a_message_that_goes_wrong_is_the_only_one_that_is_told_so(tmp_pat
 # ---- refusals ------------------------------------------------------------------------------------
 
 
-async def test_a_full_disk_is_said_to_each() -> None:
+async def test_each_send_gets_the_error_of_a_full_disk() -> None:
     disk = FaultyFileSystem(FaultPlan(1), capacity=32 << 20)
     async with stored(Path("/"), disk) as world:
         prepare(world)
@@ -522,7 +522,7 @@ async def test_the_time_of_a_run_is_shared_by_its_messages(tmp_path: Path) -> No
         assert stats.put_size == world.graph.store.log.max_offset
 
 
-async def test_whoever_copies_the_log_is_told_of_a_run(tmp_path: Path) -> None:
+async def test_replication_is_woken_by_a_run(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         prepare(world)
         await world.clock.drain()
@@ -533,7 +533,7 @@ async def test_whoever_copies_the_log_is_told_of_a_run(tmp_path: Path) -> None:
         assert told[-1:] == [store.log.max_offset]
 
 
-async def test_whoever_copies_the_log_is_told_of_a_run_whose_last_is_refused(
+async def test_replication_is_woken_by_a_run_whose_last_message_is_refused(
     tmp_path: Path,
 ) -> None:
     async with stored(tmp_path, maxMessageSize=str(BODY_SIZE_MAX)) as world:
@@ -547,7 +547,7 @@ async def test_whoever_copies_the_log_is_told_of_a_run_whose_last_is_refused(
         assert told == [store.log.max_offset]
 
 
-async def test_an_error_of_our_own_is_answered(tmp_path: Path) -> None:
+async def test_an_unexpected_error_is_answered(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         prepare(world)
         await world.clock.drain()

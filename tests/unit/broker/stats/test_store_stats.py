@@ -62,7 +62,7 @@ def test_totals_and_extremes() -> None:
     assert rows["putMessageAverageSize"] == "0.0"
     stats.put_count, stats.put_size, stats.put_failed_count = 87, 31_549, 1
     for ms in (0, 99, 3):
-        stats.put_took(ms)
+        stats.record_put_time(ms)
         stats.get_took(ms // 3)
     stats.dispatch_buffer_max = 7
     rows = stats.rows(BOOT_MS + 413_500)
@@ -85,9 +85,9 @@ def test_put_times_are_shown_of_the_last_full_minute() -> None:
     stats = StoreStats(BOOT_MS)
     stats.sample(0)
     for ms in (0, 0, 1, 9, 10, 49, 50, 99, 100, 199, 200, 499, 500, 999, 1_000, 5_000, 9_999):
-        stats.put_took(ms)
+        stats.record_put_time(ms)
     for ms in (10_000, 70_000):
-        stats.put_took(ms)
+        stats.record_put_time(ms)
     empty = stats.rows(BOOT_MS)["putMessageDistributeTime"]
     assert empty.startswith("[<=0ms]:0 [0~10ms]:0 ")
     stats.sample(60_000)
@@ -114,7 +114,7 @@ def test_percentiles(times_ms: list[int], share: float, expected: float) -> None
     stats = StoreStats(BOOT_MS)
     stats.sample(0)
     for ms in times_ms:
-        stats.put_took(ms)
+        stats.record_put_time(ms)
     stats.sample(60_000)
     assert stats.put_percentile_ms(share) == pytest.approx(expected)
 

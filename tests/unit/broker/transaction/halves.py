@@ -1,4 +1,4 @@
-"""Half messages for tests: a producer that sends, decides and is asked, and brokers that crash."""
+"""Helpers for transaction tests: a producer that sends, decides and gets check-backs; crashes."""
 
 from __future__ import annotations
 
@@ -80,16 +80,16 @@ class Producer:
     def __init__(self, world: Stored, group: str = "pg") -> None:
         self.world = world
         self.group = group
-        self.questions: list[Command] = []
+        self.check_backs: list[Command] = []
         dispatcher = Dispatcher()
-        dispatcher.add_hot(RequestCode.CHECK_TRANSACTION_STATE, self._asked)
+        dispatcher.add_hot(RequestCode.CHECK_TRANSACTION_STATE, self._checked)
         limits = NetLimits(idle_timeout_s=1e9)
         self.client = RemotingClient(
             world.network, world.clock, dispatcher=dispatcher, limits=limits
         )
 
-    def _asked(self, _connection: object, request: Command) -> None:
-        self.questions.append(request)
+    def _checked(self, _connection: object, request: Command) -> None:
+        self.check_backs.append(request)
 
     async def join(self) -> None:
         data = HeartbeatData(
@@ -140,9 +140,9 @@ class Producer:
             **changes,
         }
 
-    def asked(self, index: int = -1) -> Sent:
-        """What a question says, in the form in which it is answered."""
-        ext = self.questions[index].ext or {}
+    def checked(self, index: int = -1) -> Sent:
+        """The half message that a check-back names."""
+        ext = self.check_backs[index].ext or {}
         return Sent(
             int(ext["commitLogOffset"]), int(ext["tranStateTableOffset"]), ext["transactionId"]
         )

@@ -1,4 +1,4 @@
-"""Rounds of checks in a broker: slices, producers that do not read, and the committed position."""
+"""Rounds of check-backs: slices, producers that do not read, and the committed position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
 from skylark.broker.transaction import check_back as check_rounds
 from skylark.broker.transaction.check_back import SLICE_COUNT
-from skylark.broker.transaction.check_policy import Waiting
+from skylark.broker.transaction.check_policy import ImmuneMessages
 from skylark.broker.transaction.half_message import turn_into_half
 from skylark.core.clock import LoopClock
 from skylark.net.connection import Connection
@@ -33,7 +33,7 @@ def half_draft(number: int, born_ms: int) -> Draft:
     return draft
 
 
-async def test_many_messages_are_dealt_with_in_slices(tmp_path: Path) -> None:
+async def test_many_messages_are_checked_in_slices(tmp_path: Path) -> None:
     """On the real loop: between two of its turns, no more than a slice is done."""
     clock = LoopClock()
     given = {"transactionCheckInterval": "20", "transactionTimeOut": "1"}
@@ -50,7 +50,7 @@ async def test_many_messages_are_dealt_with_in_slices(tmp_path: Path) -> None:
         for number in range(count):
             draft = half_draft(number, clock.now_ms() - 10_000)
             assert store.put(draft).status.stored
-        transactions.halves_stored("T", 1)
+        transactions.count_halves("T", 1)
         queue = store.queues.get(HALF, 0)
         assert queue is not None
         sizes = [queue.max_offset]
@@ -82,7 +82,7 @@ async def test_a_round_waits_for_a_producer_that_does_not_read(tmp_path: Path) -
         connection._outbound.paused = False
         await world.clock.advance(seconds=0.1)
         assert len(world.records(HALF)) == 3
-        assert len(world.producer.questions) == 2
+        assert len(world.producer.check_backs) == 2
 
 
 async def test_the_position_is_never_ahead_of_the_disk(
@@ -104,7 +104,7 @@ async def test_the_position_is_never_ahead_of_the_disk(
         assert world.position()[0] == 4
 
 
-async def test_what_cannot_be_copied_is_tried_again(tmp_path: Path) -> None:
+async def test_a_copy_that_failed_is_retried(tmp_path: Path) -> None:
     async with shop(tmp_path, transactionCheckMax="1") as world:
         await world.producer.send("U1")
         flags = world.graph.store.flags
@@ -119,34 +119,38 @@ async def test_what_cannot_be_copied_is_tried_again(tmp_path: Path) -> None:
         assert len(world.records("TRANS_CHECK_MAX_TIME_TOPIC")) == 1
 
 
-async def test_records_that_are_no_half_messages_are_passed_over(tmp_path: Path) -> None:
+async def test_records_that_are_not_half_messages_are_skipped(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         store = world.graph.store
         assert store.put(Draft(HALF, 0, b"stray", born_timestamp=1)).status.stored
         await world.producer.send("U1")
         await world.rounds()
-        assert [world.producer.asked(0).unique_id] == ["U1"]
+        assert [world.producer.checked(0).unique_id] == ["U1"]
         await world.flushed()
         await world.rounds()
         assert world.position()[0] == 2
 
 
-async def test_when_too_many_are_immune_the_rest_waits(
+async def test_a_round_ends_when_too_many_messages_are_immune(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check_rounds, "Waiting", partial(Waiting, 1))
+    monkeypatch.setattr(check_rounds, "ImmuneMessages", partial(ImmuneMessages, 1))
     async with shop(tmp_path) as world:
         for number in range(2):
             await world.producer.send(f"U{number}", CHECK_IMMUNITY_TIME_IN_SECONDS="50")
         await world.producer.send("U2")
         await world.rounds()
-        assert world.producer.questions == []
+        assert world.producer.check_backs == []
         await world.rounds()
-        questions = range(len(world.producer.questions))
-        assert [world.producer.asked(index).unique_id for index in questions] == ["U0", "U1", "U2"]
+        questions = range(len(world.producer.check_backs))
+        assert [world.producer.checked(index).unique_id for index in questions] == [
+            "U0",
+            "U1",
+            "U2",
+        ]
 
 
-async def test_a_round_says_in_one_line_what_went_wrong(
+async def test_a_round_logs_one_line_per_problem(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with shop(tmp_path, transactionCheckMax="1") as world:
@@ -158,7 +162,7 @@ async def test_a_round_says_in_one_line_what_went_wrong(
             record.getMessage() for record in caplog.records if record.name.endswith("check_back")
         ]
         assert lines == [
-            "no producer of group pg to ask about 3 half messages",
-            "3 half messages of group pg moved to TRANS_CHECK_MAX_TIME_TOPIC: nobody decided about"
-            " them in time",
+            "no producer of group pg is connected to check 3 half messages",
+            "3 half messages of group pg moved to TRANS_CHECK_MAX_TIME_TOPIC: no decision came"
+            " in time",
         ]

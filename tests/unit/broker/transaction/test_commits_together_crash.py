@@ -28,4 +28,4 @@ async def test_an_op_message_leaves_out_no_final_message_before_it(
         assert [(await world.producer.end(each)).code for each in sent] == [0, 0, 0, 0]
         assert world.bodies() == [b"x"] * 4  # and none of them twice
         await world.rounds(2)
-        assert world.producer.questions == []
+        assert world.producer.check_backs == []

@@ -1,4 +1,4 @@
-"""Decisions about half messages, alone and in runs: what they store, and what counts once."""
+"""Decisions about half messages, alone and in runs: the stored messages; each counts once."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_one_that_was_asked_about_is_committed_with_all_its_copies(tmp_pat
     async with shop(tmp_path) as world:
         one, two = [await world.producer.send(unique_id) for unique_id in ("U1", "U2")]
         await world.rounds()
-        assert len(world.producer.questions) == 2
+        assert len(world.producer.check_backs) == 2
         for each in (one, two):
             assert (await world.producer.end(each)).code == 0
         assert world.bodies() == [b"x", b"x"]
@@ -195,7 +195,7 @@ async def test_what_cannot_be_stored_stays_undecided(
         assert world.transactions.counts.waiting["T"] == 0
 
 
-async def test_an_error_of_our_own_is_answered(
+async def test_an_unexpected_error_is_answered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with shop(tmp_path) as world:
@@ -216,7 +216,7 @@ async def test_an_error_of_our_own_is_answered(
 @pytest.mark.parametrize(
     "name", ["CHECK_IMMUNITY_TIME_IN_SECONDS", "DELAY", "TIMER_DELAY_SEC", "REAL_TOPIC"]
 )
-async def test_a_half_message_that_asks_for_more_is_not_cached(tmp_path: Path, name: str) -> None:
+async def test_a_half_message_with_other_actions_is_not_cached(tmp_path: Path, name: str) -> None:
     async with shop(tmp_path) as world:
         properties: dict[str, Any] = {name: "1"}
         sent = await world.producer.send("U1", **properties)
@@ -250,7 +250,7 @@ async def test_with_checksums_of_properties(tmp_path: Path) -> None:
         assert final.properties["__CRC32#"] != half.properties["__CRC32#"]
 
 
-async def test_settings_that_forbid_transactions_are_asked(tmp_path: Path) -> None:
+async def test_settings_that_forbid_transactions_apply(tmp_path: Path) -> None:
     async with shop(tmp_path, rejectTransactionMessage="true") as world:
         answer = await world.send("T", properties=JAVA)
         assert answer.code == 16

@@ -72,7 +72,7 @@ async def end(
 
 
 @pytest.mark.spec("broker.13.18")
-async def test_they_are_half_messages_like_any_other(tmp_path: Path) -> None:
+async def test_half_messages_of_a_batch_are_ordinary_half_messages(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         single = await world.producer.send(
             unique_id(9), CHECK_IMMUNITY_TIME_IN_SECONDS="900", WAIT="true", KEYS="k"
@@ -106,7 +106,7 @@ async def test_they_are_half_messages_like_any_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("spark.9.31")
-async def test_a_repeated_end_stores_nothing_also_after_a_crash(tmp_path: Path) -> None:
+async def test_a_repeated_end_stores_nothing_even_after_a_crash(tmp_path: Path) -> None:
     async with shop(tmp_path / "one") as world:
         places = await sent(world, *(part(number) for number in range(6)))
         assert await end(world, places[:4]) == [0] * 4
@@ -134,7 +134,7 @@ async def test_the_first_failure_ends_a_request(tmp_path: Path) -> None:
         assert answer.code == 1
 
 
-async def test_what_is_too_late_is_passed_over(tmp_path: Path) -> None:
+async def test_a_late_decision_does_not_end_the_request(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         old = await sent(world, part(0))
         await world.clock.advance(seconds=901)
@@ -143,7 +143,7 @@ async def test_what_is_too_late_is_passed_over(tmp_path: Path) -> None:
         assert world.bodies() == [b"m1"]
 
 
-async def test_rollbacks_are_noted_before_they_are_answered(tmp_path: Path) -> None:
+async def test_rollbacks_are_stored_before_the_response(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         places = await sent(world, part(0), part(1))
         assert await end(world, places, ROLLBACK) == [0, 0]
@@ -155,14 +155,16 @@ async def test_rollbacks_are_noted_before_they_are_answered(tmp_path: Path) -> N
     "name",
     ["DELAY", "TIMER_DELAY_MS", "TRAN_MSG", "PGROUP", "REAL_TOPIC", "TRAN_PREPARED_QUEUE_OFFSET"],
 )
-async def test_what_is_not_plain_is_refused_as_a_whole(tmp_path: Path, name: str) -> None:
+async def test_a_batch_with_a_special_message_is_refused_as_a_whole(
+    tmp_path: Path, name: str
+) -> None:
     async with shop(tmp_path) as world:
         answer = await send(world, part(0), part(1, f"{name}\x011\x02"))
         assert answer.code == 13
         assert world.records(HALF) == []
 
 
-async def test_requests_that_cannot_be(tmp_path: Path) -> None:
+async def test_malformed_requests(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         no_id = BatchMessage(b"x", b"KEYS\x01k\x02")
         assert (await send(world, part(0), no_id)).code == 13
@@ -175,7 +177,7 @@ async def test_requests_that_cannot_be(tmp_path: Path) -> None:
         assert world.records(HALF) == []
 
 
-async def test_common_properties_are_multiplied_only_within_limits(tmp_path: Path) -> None:
+async def test_the_total_size_with_common_properties_is_limited(tmp_path: Path) -> None:
     """A hundred times 100 kB would be ten megabytes; more of both, all memory."""
     async with shop(tmp_path) as world:
         parts = [part(number) for number in range(100)]
@@ -188,7 +190,7 @@ async def test_common_properties_are_multiplied_only_within_limits(tmp_path: Pat
         await sent(world, *parts)
 
 
-async def test_a_broker_that_takes_no_transactions(tmp_path: Path) -> None:
+async def test_a_broker_that_refuses_transactions(tmp_path: Path) -> None:
     async with shop(tmp_path, rejectTransactionMessage="true") as world:
         assert (await send(world, part(0))).code == 16
 
@@ -228,9 +230,9 @@ async def test_a_half_with_copies_ends_once(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         (place,) = await sent(world, part(1))
         await world.rounds(32)  # 960 s: it is asked about, so it has a copy
-        assert world.producer.questions
+        assert world.producer.check_backs
         assert await end(world, [place]) == [604]
-        asked = world.producer.asked()
+        asked = world.producer.checked()
         assert (await world.producer.end(asked, check=True)).code == 0
         assert await end(world, [place]) == [0]
         assert world.bodies() == [b"m1"]
@@ -254,13 +256,13 @@ async def test_a_wrong_place_is_refused(tmp_path: Path, change: dict[str, Any]) 
         assert world.bodies() == []
 
 
-async def test_checksums_of_properties_are_made_anew(tmp_path: Path) -> None:
+async def test_checksums_of_properties_are_recomputed(tmp_path: Path) -> None:
     async with shop(tmp_path, enabledAppendPropCRC="true") as world:
         assert await end(world, await sent(world, part(1))) == [0]
         assert world.bodies() == [b"m1"]
 
 
-async def test_each_counts_once_in_whatever_order_they_are_named(tmp_path: Path) -> None:
+async def test_each_decision_counts_once_in_any_order(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         early = await sent(world, part(1), part(2))
         await world.clock.advance(seconds=1)

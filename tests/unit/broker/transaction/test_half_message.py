@@ -1,4 +1,4 @@
-"""What is read from a half message, and what a copy keeps. Java's own: ``test_java_store``."""
+"""Fields of half messages and of their copies. Those of Java: ``test_java_store``."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ def test_how_often_and_when_it_was_asked_about() -> None:
         assert (half.has_immunity, half.immunity_ms(6_000)) == (True, immunity_ms)
 
 
-def test_a_copy_keeps_everything_and_says_of_what_it_is_one() -> None:
+def test_a_copy_keeps_all_fields_and_names_its_original() -> None:
     half = half_of(
         9, TRANSACTION_CHECK_TIMES="2", TRAN_PREPARED_QUEUE_OFFSET="4", flag=5, reconsume_times=2,
         sys_flag=3, DELAY="3",
     )  # fmt: skip
     for draft, topic, check_count in [
-        (half.renewed(), HALF, "3"),
-        (half.resumed(), HALF, "0"),
-        (half.given_up(), GIVEN_UP, "2"),
+        (half.next_copy(), HALF, "3"),
+        (half.resumed_copy(), HALF, "0"),
+        (half.given_up_copy(), GIVEN_UP, "2"),
     ]:
         assert (draft.topic, draft.queue_id, draft.body) == (topic, 0, b"half")
         assert (draft.flag, draft.reconsume_times, draft.sys_flag) == (5, 2, 3)
@@ -74,7 +74,7 @@ def test_a_copy_keeps_everything_and_says_of_what_it_is_one() -> None:
             "TRANSACTION_CHECK_TIMES": check_count,
             "TRAN_PREPARED_QUEUE_OFFSET": "4",
         }
-    final = half.final()
+    final = half.final_message()
     properties = parse_properties(final.properties)
     assert (final.flag, final.reconsume_times, final.sys_flag) == (5, 2, 3 | 8)
     assert (final.topic, final.queue_id) == ("T", 3)

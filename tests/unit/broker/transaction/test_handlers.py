@@ -1,4 +1,4 @@
-"""Transactions as producers and administrators see them, and what is in the log afterwards."""
+"""Transaction requests of producers and administrators, and the records that they leave."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_half_message_is_seen_once_it_is_committed(tmp_path: Path) -> No
         assert (await world.producer.end(two, ROLLBACK)).code == 0
         await world.rounds(3)
         assert world.bodies() == [b"one"]
-        assert world.producer.questions == []
+        assert world.producer.check_backs == []
         (op,) = world.records(OP)
         assert op.body == b"0,1,"  # the rollback waits for an answer, so both are written with it
         assert op.properties == {"TAGS": "d", "WAIT": "true"}
@@ -97,7 +97,7 @@ async def test_repeated_decisions_store_nothing(tmp_path: Path) -> None:
         assert world.transactions.counts.committed["T"] == 1
 
 
-async def test_what_is_wrong_with_a_decision_is_said(tmp_path: Path) -> None:
+async def test_errors_of_wrong_decisions(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         sent = await world.producer.send("U1")
         plain = await world.send("T", properties="UNIQ_KEY\x01P\x02PGROUP\x01pg\x02")
@@ -119,7 +119,7 @@ async def test_what_is_wrong_with_a_decision_is_said(tmp_path: Path) -> None:
         assert world.bodies("T", 0) == [b"hello"]
 
 
-async def test_i_do_not_know_gets_no_answer(tmp_path: Path) -> None:
+async def test_an_unknown_decision_gets_no_response(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         sent = await world.producer.send("U1")
         for decision in (UNKNOWN, 4):
@@ -131,16 +131,16 @@ async def test_i_do_not_know_gets_no_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("broker.13.18")
-async def test_an_undecided_message_is_asked_about_and_given_up(tmp_path: Path) -> None:
+async def test_an_undecided_message_is_checked_and_given_up(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         sent = await world.producer.send("U1", body=b"one", TAGS="A")
         await world.producer.end_oneway(sent, UNKNOWN)
         await world.clock.advance(seconds=29)
-        assert world.producer.questions == []
+        assert world.producer.check_backs == []
         for count in range(1, 16):
             await world.clock.advance(seconds=1 if count == 1 else 30)
-            assert len(world.producer.questions) == count
-            question = world.producer.questions[-1]
+            assert len(world.producer.check_backs) == count
+            question = world.producer.check_backs[-1]
             copy = world.records(HALF)[-1]
             assert question.is_oneway
             assert question.ext == {
@@ -158,7 +158,7 @@ async def test_an_undecided_message_is_asked_about_and_given_up(tmp_path: Path) 
         assert world.graph.stats.topic_puts[HALF].count == 16
         assert world.records(GIVEN_UP) == []  # the last question can be answered, too
         await world.rounds(3)
-        assert len(world.producer.questions) == 15
+        assert len(world.producer.check_backs) == 15
         (kept,) = world.records(GIVEN_UP)
         assert (kept.body, kept.properties["TRANSACTION_CHECK_TIMES"]) == (b"one", "15")
         topic = world.graph.topics.get(GIVEN_UP)
@@ -167,31 +167,31 @@ async def test_an_undecided_message_is_asked_about_and_given_up(tmp_path: Path) 
         assert world.transactions.counts.waiting["T"] == 0
         assert world.bodies() == []
         # An answer that comes after all still counts, once.
-        late = world.producer.asked()
+        late = world.producer.checked()
         assert (await world.producer.end(late, check=True)).code == 0
         assert (await world.producer.end(sent, check=True)).code == 0
         assert world.bodies() == [b"one"]
         assert world.transactions.counts.waiting["T"] == 0
 
 
-async def test_answers_to_two_questions_commit_once(tmp_path: Path) -> None:
+async def test_answers_to_two_check_backs_commit_once(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         sent = await world.producer.send("U1")
         await world.rounds(2)
-        assert len(world.producer.questions) == 2
-        for which in (world.producer.asked(0), world.producer.asked(1), sent):
+        assert len(world.producer.check_backs) == 2
+        for which in (world.producer.checked(0), world.producer.checked(1), sent):
             assert (await world.producer.end(which, check=True)).code == 0
         assert world.bodies() == [b"x"]
         (final,) = world.records("T", 1)
-        assert final.prepared_transaction_offset == world.producer.asked(0).log_offset
+        assert final.prepared_transaction_offset == world.producer.checked(0).log_offset
         assert final.properties["TRANSACTION_CHECK_TIMES"] == "1"
         await world.clock.advance(seconds=3)
         assert world.op_bodies() == [b"1,0,2,"]
         await world.rounds(3)
-        assert len(world.producer.questions) == 2
+        assert len(world.producer.check_backs) == 2
 
 
-async def test_producers_of_a_group_take_turns(tmp_path: Path) -> None:
+async def test_check_backs_alternate_between_the_producers_of_a_group(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         second, stranger = Producer(world), Producer(world, "other")
         try:
@@ -200,14 +200,14 @@ async def test_producers_of_a_group_take_turns(tmp_path: Path) -> None:
             for number in range(4):
                 await world.producer.send(f"U{number}")
             await world.rounds()
-            assert (len(world.producer.questions), len(second.questions)) == (2, 2)
-            assert stranger.questions == []
+            assert (len(world.producer.check_backs), len(second.check_backs)) == (2, 2)
+            assert stranger.check_backs == []
         finally:
             await second.client.close()
             await stranger.client.close()
 
 
-async def test_without_a_producer_it_is_counted_all_the_same(tmp_path: Path) -> None:
+async def test_a_check_counts_without_a_producer(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         await world.producer.send("U1")
         await world.producer.client.close()
@@ -215,7 +215,7 @@ async def test_without_a_producer_it_is_counted_all_the_same(tmp_path: Path) -> 
         await world.rounds(2)
         await world.producer.join()
         await world.rounds()
-        (question,) = world.producer.questions
+        (question,) = world.producer.check_backs
         body = decode_record(question.body or b"")
         assert body.properties["TRANSACTION_CHECK_TIMES"] == "3"
 
@@ -226,7 +226,7 @@ async def test_an_immune_message_stays_where_it_is(tmp_path: Path) -> None:
         plain = await world.producer.send("U2")
         await world.rounds(3)
         # Only the plain one was asked about, though the immune one stands before it.
-        assert [world.producer.asked(index).unique_id for index in range(3)] == ["U2"] * 3
+        assert [world.producer.checked(index).unique_id for index in range(3)] == ["U2"] * 3
         assert len(world.records(HALF)) == 5
         assert (await world.producer.end(plain)).code == 0
         await world.clock.advance(seconds=9)
@@ -237,8 +237,8 @@ async def test_an_immune_message_stays_where_it_is(tmp_path: Path) -> None:
         assert refused.code == 604
         assert (await world.producer.end(immune, ROLLBACK)).code == 604
         await world.rounds()
-        assert len(world.producer.questions) == 4
-        answer = world.producer.asked()
+        assert len(world.producer.check_backs) == 4
+        answer = world.producer.checked()
         assert answer.unique_id == "U1"
         assert (await world.producer.end(answer, check=True)).code == 0
         # Decided now: whoever repeats it, by whatever name, hears that it is done.
@@ -252,7 +252,7 @@ async def test_an_immune_message_stays_where_it_is(tmp_path: Path) -> None:
         assert world.transactions.is_idle
 
 
-async def test_a_delay_counts_from_the_commit(tmp_path: Path) -> None:
+async def test_a_delay_begins_at_the_commit(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         sent = await world.producer.send("U1", DELAY="3")
         assert [record.properties["DELAY"] for record in world.records(HALF)] == ["3"]
@@ -283,7 +283,7 @@ async def test_a_timed_message_is_put_into_the_timer_when_it_is_committed(tmp_pa
         assert world.bodies() == []
 
 
-async def test_a_delay_that_is_no_number_is_refused_at_once(tmp_path: Path) -> None:
+async def test_an_invalid_delay_is_refused_at_once(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         properties = "TRAN_MSG\x01true\x02PGROUP\x01pg\x02DELAY\x01many\x02"
         answer = await world.send(properties=properties)
@@ -312,7 +312,7 @@ async def test_half_messages_can_be_refused(tmp_path: Path) -> None:
         assert (await world.send(properties="TRAN_MSG\x01false\x02")).code == 0
 
 
-async def test_a_slave_ends_no_transaction(tmp_path: Path) -> None:
+async def test_a_slave_refuses_decisions(tmp_path: Path) -> None:
     async with stored(tmp_path, brokerRole="SLAVE", brokerId="1") as world:
         ext = {
             "producerGroup": "pg", "tranStateTableOffset": "0", "commitLogOffset": "0",
@@ -323,7 +323,7 @@ async def test_a_slave_ends_no_transaction(tmp_path: Path) -> None:
         assert resume.code == 11
 
 
-async def test_a_message_that_was_given_up_gets_a_second_chance(tmp_path: Path) -> None:
+async def test_a_message_that_was_given_up_can_be_resumed(tmp_path: Path) -> None:
     async with shop(tmp_path, transactionCheckMax="1") as world:
         await world.producer.send("U1")
         await world.rounds(3)
@@ -338,15 +338,15 @@ async def test_a_message_that_was_given_up_gets_a_second_chance(tmp_path: Path) 
         assert copy.properties["TRANSACTION_CHECK_TIMES"] == "0"
         assert world.transactions.counts.waiting["T"] == 1
         await world.rounds()
-        assert len(world.producer.questions) == 2
-        assert (await world.producer.end(world.producer.asked(), check=True)).code == 0
-        assert (await world.producer.end(world.producer.asked(0), check=True)).code == 0
+        assert len(world.producer.check_backs) == 2
+        assert (await world.producer.end(world.producer.checked(), check=True)).code == 0
+        assert (await world.producer.end(world.producer.checked(0), check=True)).code == 0
         assert world.bodies() == [b"x"]
         answer = await world.call(resume, {"topic": GIVEN_UP, "msgId": kept.offset_id})
         assert answer.code == 1
 
 
-async def test_request_26_says_that_decisions_count_once(tmp_path: Path) -> None:
+async def test_request_26_reports_that_decisions_count_once(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         answer = await world.call(RequestCode.GET_BROKER_CONFIG)
         assert b"transactionEndIdempotent=true\n" in (answer.body or b"")

@@ -60,7 +60,7 @@ def half_of_java(offset: int) -> Half:
     return half
 
 
-def test_a_half_message_is_made_like_java_makes_it() -> None:
+def test_a_half_message_equals_that_of_java() -> None:
     line = HALVES[0]
     properties = dict(line["properties"])
     for name in ("REAL_TOPIC", "REAL_QID", "__transactionId__"):
@@ -73,9 +73,9 @@ def test_a_half_message_is_made_like_java_makes_it() -> None:
 
 
 @pytest.mark.parametrize(("half_offset", "final_offset"), [(0, 0), (4, 1)])
-def test_a_final_message_is_made_like_java_makes_it(half_offset: int, final_offset: int) -> None:
+def test_a_final_message_equals_that_of_java(half_offset: int, final_offset: int) -> None:
     line = messages("GoldenTx")[final_offset]
-    draft = half_of_java(half_offset).final()
+    draft = half_of_java(half_offset).final_message()
     assert parse_properties(draft.properties) == line["properties"]
     assert draft.prepared_transaction_offset == line["preparedTransactionOffset"]
     assert (draft.topic, draft.queue_id) == (line["topic"], line["queueId"])
@@ -85,8 +85,8 @@ def test_a_final_message_is_made_like_java_makes_it(half_offset: int, final_offs
 
 
 @pytest.mark.parametrize(("offset", "copy"), [(2, 4), (3, 5), (5, 6), (13, 14)])
-def test_a_copy_is_like_javas_but_says_of_what(offset: int, copy: int) -> None:
-    draft = half_of_java(offset).renewed()
+def test_a_copy_equals_that_of_java_but_names_its_original(offset: int, copy: int) -> None:
+    draft = half_of_java(offset).next_copy()
     first = {"TRAN_PREPARED_QUEUE_OFFSET": str(offset)}
     assert parse_properties(draft.properties) == {**HALVES[copy]["properties"], **first}
     assert draft.body == base64.b64decode(HALVES[copy]["body"])
@@ -101,7 +101,7 @@ def test_op_messages_are_like_javas() -> None:
     assert (draft.topic, draft.queue_id, draft.born_host) == (OP, 0, b"host")
 
 
-def test_a_question_is_like_javas_but_says_of_what() -> None:
+def test_a_check_back_equals_that_of_java_but_names_its_original() -> None:
     lines = map(json.loads, (DATA / "frames/transaction.jsonl").read_text().splitlines())
     line = [line for line in lines if line["code"] == 39][1]
     raw = base64.b64decode(line["raw"])
@@ -121,7 +121,7 @@ def test_a_question_is_like_javas_but_says_of_what() -> None:
     )
     half = read_half(decode_record(record))
     assert half is not None
-    question = half.question(java.log_offset, java.queue_offset, "broker-a")
+    question = half.check_request(java.log_offset, java.queue_offset, "broker-a")
     assert question.ext == line["header"]["extFields"]
     ours = decode_record(question.body or b"")
     assert ours.properties == {**java.properties, "TRAN_PREPARED_QUEUE_OFFSET": "2"}
@@ -134,7 +134,7 @@ def test_a_question_is_like_javas_but_says_of_what() -> None:
     assert format_host(ours.store_host) == "127.0.0.2:20911"
 
 
-async def test_a_store_of_java_is_taken_over(tmp_path: Path) -> None:
+async def test_a_store_of_java_is_recovered(tmp_path: Path) -> None:
     shutil.copytree(DATA / "store-basic", tmp_path / "store")
     now_ms = HALVES[14]["storeTimestamp"] + 1_000
     async with shop(tmp_path, start_ms=now_ms, **SETTINGS) as world:
@@ -158,7 +158,7 @@ async def test_a_store_of_java_is_taken_over(tmp_path: Path) -> None:
             assert (answer.code, (answer.remark or "")[: len(remark)]) == (code, remark)
         assert len(world.records("GoldenTx")) == before
         await world.rounds()
-        question = world.producer.asked()
+        question = world.producer.checked()
         assert question.queue_offset == 15
         assert world.records(HALF)[-1].properties["TRAN_PREPARED_QUEUE_OFFSET"] == "14"
         # The answer to a question that Java asked, and one to ours: once.

@@ -1,4 +1,4 @@
-"""The cache of recent half messages: who finds what in it, and how much it keeps."""
+"""The cache of recent half messages: lookups and its bound."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_only_a_decision_that_fits_finds_it() -> None:
     assert recent.find(decision()) is None
 
 
-def test_what_is_kept_has_a_limit() -> None:
+def test_the_cache_is_bounded() -> None:
     recent = RecentHalves(size_max=10 * (1_024 + 100))
     for offset in range(30):
         added(recent, offset)

@@ -1,4 +1,4 @@
-"""Numbers about transactions, and their file."""
+"""Counts of half messages and decisions, and their file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.broker.transaction.halves import shop
 FILE = Path(__file__).parents[3] / "golden/data/store-basic/config/transactionMetrics"
 
 
-def test_javas_file_is_taken_over_and_written_back() -> None:
+def test_a_file_of_java_is_loaded_and_saved() -> None:
     table = TRANSACTION_METRICS.decode(FILE.read_bytes())
     counts = TransactionCounts(VirtualClock())
     counts.load(table)
@@ -35,7 +35,7 @@ def test_commits_are_timed_in_whole_seconds() -> None:
     assert counts.committed == {"T": 2}
 
 
-def test_a_deleted_topic_is_forgotten() -> None:
+def test_a_deleted_topic_is_removed() -> None:
     counts = TransactionCounts(VirtualClock())
     counts.add("T", 1)
     counts.commit("T", START_MS)
@@ -46,7 +46,7 @@ def test_a_deleted_topic_is_forgotten() -> None:
     assert counts.change_count > before
 
 
-async def test_a_broker_keeps_its_numbers(tmp_path: Path) -> None:
+async def test_counts_survive_a_restart(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         await world.producer.send("U1")
         await world.producer.send("U2")

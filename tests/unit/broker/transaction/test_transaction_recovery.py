@@ -1,4 +1,4 @@
-"""What is decided after a restart: killed brokers, stopped ones, and what others have written."""
+"""Decisions after a restart: killed brokers, stopped ones, and stores of other brokers."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ async def test_a_commit_without_op_message_is_not_repeated_after_a_kill(tmp_path
         await world.rounds(2)
         assert world.bodies() == [b"x"]
         # Only the other one is asked about.
-        assert {world.producer.asked(index).unique_id for index in (0, 1)} == {"U2"}
+        assert {world.producer.checked(index).unique_id for index in (0, 1)} == {"U2"}
         assert (await world.producer.end(open_one)).code == 0
         assert world.bodies() == [b"x", b"x"]
 
 
-async def test_a_rollback_without_op_message_is_forgotten(tmp_path: Path) -> None:
+async def test_a_rollback_without_op_message_is_lost(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         sent = await world.producer.send("U1")
         await world.producer.end_oneway(sent, ROLLBACK)
@@ -62,13 +62,13 @@ async def test_a_rollback_without_op_message_is_forgotten(tmp_path: Path) -> Non
         answered_root = killed(world, tmp_path / "answered")
     async with shop(root, start_ms=world.clock.now_ms()) as world:
         await world.rounds()
-        assert world.producer.asked(0).unique_id == "U1"
-        assert (await world.producer.end(world.producer.asked(0), check=True)).code == 0
+        assert world.producer.checked(0).unique_id == "U1"
+        assert (await world.producer.end(world.producer.checked(0), check=True)).code == 0
         assert world.bodies() == [b"x"]
     # A rollback that was answered is kept, and with it what was collected.
     async with shop(answered_root, start_ms=world.clock.now_ms()) as world:
         await world.rounds(2)
-        assert world.producer.questions == []
+        assert world.producer.check_backs == []
         assert (await world.producer.end(sent)).code == 1
         assert (await world.producer.end(answered)).code == 1
         assert world.bodies() == []
@@ -95,7 +95,7 @@ async def test_op_messages_are_read_back(tmp_path: Path, index: str) -> None:
         assert contradicted.code == (1 if index == "true" else 0)
         assert world.bodies() == [b"x"]
         await world.rounds()
-        assert [world.producer.asked(i).unique_id for i in range(1)] == ["U0"]
+        assert [world.producer.checked(i).unique_id for i in range(1)] == ["U0"]
         assert (await world.producer.end(first)).code == 0
 
 
@@ -111,11 +111,11 @@ async def test_op_messages_of_both_forms_clear(tmp_path: Path) -> None:
         root = killed(world, tmp_path / "killed")
     async with shop(root, start_ms=world.clock.now_ms()) as world:
         await world.rounds()
-        questions = range(len(world.producer.questions))
-        assert [world.producer.asked(index).unique_id for index in questions] == ["U0", "U4"]
+        questions = range(len(world.producer.check_backs))
+        assert [world.producer.checked(index).unique_id for index in questions] == ["U0", "U4"]
 
 
-async def test_a_copy_too_many_is_noticed(tmp_path: Path) -> None:
+async def test_recovery_finds_an_obsolete_copy(tmp_path: Path) -> None:
     """Killed between the copy and the position: the message before it does not count any more."""
     async with shop(tmp_path) as world:
         sent = await world.producer.send("U1")
@@ -127,19 +127,19 @@ async def test_a_copy_too_many_is_noticed(tmp_path: Path) -> None:
     offsets.with_name(offsets.name + ".bak").unlink(missing_ok=True)
     async with shop(root, start_ms=world.clock.now_ms()) as world:
         assert world.position() == (-1, -1)
-        assert world.transactions.state.resolved.copies == {0: 2}
+        assert world.transactions.state.decisions.copies == {0: 2}
         await world.rounds(2)
-        assert len(world.producer.questions) == 2
+        assert len(world.producer.check_backs) == 2
         assert len(world.records(HALF)) == 5
         # The producer decides by the name it knows, and the newest copy is cleared with it.
         assert (await world.producer.end(sent)).code == 0
-        assert (await world.producer.end(world.producer.asked(), check=True)).code == 0
+        assert (await world.producer.end(world.producer.checked(), check=True)).code == 0
         assert world.bodies() == [b"x"]
         await world.rounds(2)
-        assert len(world.producer.questions) == 2
+        assert len(world.producer.check_backs) == 2
 
 
-async def test_what_rounds_have_passed_is_found_in_the_index(tmp_path: Path) -> None:
+async def test_the_outcome_of_an_evicted_message_is_found_in_the_index(tmp_path: Path) -> None:
     async with shop(tmp_path, transactionCheckMax="1") as world:
         sent = {
             name: await world.producer.send(name) for name in ("committed", "undone", "given up")
@@ -158,7 +158,7 @@ async def test_what_rounds_have_passed_is_found_in_the_index(tmp_path: Path) -> 
             ("committed", ROLLBACK, "half already committed"),
             ("undone", ROLLBACK, ""),
             ("undone", COMMIT, "half already rolled back"),
-            ("given up", COMMIT, ""),  # nobody had decided, so this counts
+            ("given up", COMMIT, ""),  # the first decision about it
             ("given up", COMMIT, ""),
         ]:
             answer = await world.producer.end(sent[name], decision)
@@ -175,12 +175,14 @@ async def test_what_rounds_have_passed_is_found_in_the_index(tmp_path: Path) -> 
         assert (answer.remark or "").endswith("half already committed")
 
 
-async def test_what_was_given_up_can_be_committed_after_its_immunity(tmp_path: Path) -> None:
+async def test_a_message_that_was_given_up_can_be_committed_after_its_immunity(
+    tmp_path: Path,
+) -> None:
     async with shop(tmp_path, transactionCheckMax="1") as world:
         await world.producer.send("U0", CHECK_IMMUNITY_TIME_IN_SECONDS="1000")
         sent = await world.producer.send("U1", CHECK_IMMUNITY_TIME_IN_SECONDS="40")
         await world.rounds(2)
-        assert len(world.producer.questions) == 1
+        assert len(world.producer.check_backs) == 1
         assert (await world.producer.end(sent)).code == 604  # the answer counts
         await world.rounds()
         (kept,) = world.records(GIVEN_UP)
@@ -200,7 +202,7 @@ async def test_what_was_given_up_can_be_committed_after_its_immunity(tmp_path: P
             assert world.bodies() == [b"x"]
 
 
-async def test_what_was_brought_back_is_decided_by_the_answer_again(tmp_path: Path) -> None:
+async def test_a_resumed_message_is_decided_by_the_answer_to_a_check_back(tmp_path: Path) -> None:
     async with shop(tmp_path, transactionCheckMax="1") as world:
         sent = await world.producer.send("U1", CHECK_IMMUNITY_TIME_IN_SECONDS="40")
         await world.rounds(3)
@@ -209,12 +211,12 @@ async def test_what_was_brought_back_is_decided_by_the_answer_again(tmp_path: Pa
         assert (await world.call(RequestCode.RESUME_CHECK_HALF_MESSAGE, ext)).code == 0
         assert (await world.producer.end(sent)).code == 604
         await world.rounds()
-        assert (await world.producer.end(world.producer.asked(), check=True)).code == 0
+        assert (await world.producer.end(world.producer.checked(), check=True)).code == 0
         assert (await world.producer.end(sent)).code == 0
         assert world.bodies() == [b"x"]
 
 
-async def test_without_index_nobody_guesses(tmp_path: Path) -> None:
+async def test_without_an_index_the_outcome_is_an_error(tmp_path: Path) -> None:
     async with shop(tmp_path, messageIndexEnable="false") as world:
         sent = await world.producer.send("U1")
         assert (await world.producer.end(sent)).code == 0
@@ -223,7 +225,7 @@ async def test_without_index_nobody_guesses(tmp_path: Path) -> None:
     async with shop(tmp_path, start_ms=now_ms, messageIndexEnable="false") as world:
         answer = await world.producer.end(sent)
         assert answer.code == 1
-        assert (answer.remark or "").startswith("whether the half message was decided cannot be")
+        assert (answer.remark or "").startswith("the broker does not know any more whether")
         assert world.bodies() == [b"x"]
     async with shop(tmp_path, start_ms=now_ms) as world:
         index = world.graph.store.index
@@ -232,7 +234,7 @@ async def test_without_index_nobody_guesses(tmp_path: Path) -> None:
         assert (await world.producer.end(sent)).code == 2
 
 
-async def test_a_producers_own_type_is_no_commit(tmp_path: Path) -> None:
+async def test_a_transaction_type_set_by_a_producer_is_not_a_commit(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         sent = await world.producer.send("U1")
         assert sent.log_offset == 0
@@ -241,19 +243,19 @@ async def test_a_producers_own_type_is_no_commit(tmp_path: Path) -> None:
         root = killed(world, tmp_path / "killed")
     async with shop(root, start_ms=world.clock.now_ms()) as world:
         await world.rounds()
-        assert len(world.producer.questions) == 1
+        assert len(world.producer.check_backs) == 1
         assert (await world.producer.end(sent)).code == 0
         assert world.bodies() == [b"x"]
 
 
-async def test_offsets_ahead_of_the_queues_are_set_back(tmp_path: Path) -> None:
+async def test_committed_offsets_beyond_the_queues_are_corrected(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         for topic in (HALF, OP):
             world.graph.offsets.commit(GROUP, topic, 0, 1_000)
     async with shop(tmp_path, start_ms=world.clock.now_ms()) as world:
         sent = await world.producer.send("U1")
         await world.rounds()
-        assert len(world.producer.questions) == 1
+        assert len(world.producer.check_backs) == 1
         assert (await world.producer.end(sent)).code == 0
         await settled(world)
         assert world.position() == (2, 1)

@@ -1,4 +1,4 @@
-"""Decisions while the store takes nothing in, or too much has been collected."""
+"""Decisions while the store refuses messages, or too many decisions are collected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_while_nothing_can_be_stored_nothing_is_promised(tmp_path: Path) -
             assert refused.code == 14
         await world.producer.end_oneway(three, ROLLBACK)
         await world.rounds()  # a round that can copy nothing, either
-        assert (world.op_bodies(), world.producer.questions) == ([], [])
+        assert (world.op_bodies(), world.producer.check_backs) == ([], [])
         flags.set(StoreFlag.NOT_WRITEABLE, False)
         await world.clock.advance(seconds=3)
         assert world.op_bodies() == [b"1,2,"]
@@ -32,7 +32,7 @@ async def test_while_nothing_can_be_stored_nothing_is_promised(tmp_path: Path) -
         assert (await world.producer.end(two, ROLLBACK)).code == 0
         assert (await world.producer.end(two)).code == 1
         await world.rounds(2)
-        assert (world.bodies(), world.producer.questions) == ([b"x"], [])
+        assert (world.bodies(), world.producer.check_backs) == ([b"x"], [])
 
 
 async def test_too_many_decisions_without_op_message_are_refused(
