@@ -125,7 +125,7 @@ def _reconsume_times_lost(original: Original) -> Original:
     return put_run
 
 
-def _tells_nobody(original: Original) -> Original:
+def _reports_no_arrival(original: Original) -> Original:
     def add_entries(self: Dispatch, *args: Any) -> bool:
         awaited, self._is_awaited = self._is_awaited, lambda *_queue: False
         try:
@@ -216,7 +216,7 @@ SEEDED: Final = (
         "order of a run", EndTransactionStep, "_draft_from_log", _stores_nothing_first, "answers",
         By.WAYS,
     ),
-    Seeded("arrival", Dispatch, "_add_entries", _tells_nobody, "pulls", By.WAYS, _FEW),
+    Seeded("arrival", Dispatch, "_add_entries", _reports_no_arrival, "pulls", By.WAYS, _FEW),
     Seeded("queue entries", Dispatch, "_read_alike", _other_tags, "queues", By.WAYS, ALIKE),
     Seeded("index entries", reput, "alike_ids", _other_ids, "index", By.WAYS, ALIKE),
     Seeded(

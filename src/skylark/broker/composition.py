@@ -89,6 +89,7 @@ from skylark.broker.topics.attributes import QUEUE_TYPE
 from skylark.broker.topics.config_rebuild import LostTopicsCheck
 from skylark.broker.topics.registration import MasterAddress, Registration
 from skylark.broker.topics.topic_table import TopicTable
+from skylark.broker.transaction.check_back import TransactionParts
 from skylark.broker.transaction.end_transaction import EndTransactionStep
 from skylark.broker.transaction.half_batches import SendHalvesRequest, SendHalvesStep
 from skylark.broker.transaction.half_message import topic_of_half
@@ -211,9 +212,10 @@ class BrokerGraph:
             clock,
             appended=self.guard.appended,
         )
-        self.transactions = TransactionService(
+        parts = TransactionParts(
             self.live, self.writer, self.producers, self.topics, self.offsets, self.stats, clock
         )
+        self.transactions = TransactionService(parts)
         self.schedule = ScheduleService(self.live, self.writer, self.topics, self.stats, clock)
         self.timer: TimerService | None = None
         if timer_store is not None:

@@ -11,7 +11,7 @@ topic) is put only if its copies will fit: ``copy_growth`` returns how many byte
 have more than its record.
 
 Crash: limits are checked before a byte is written, so a refused message leaves nothing. An accepted
-one leaves what :class:`CommitLog` describes, whichever limits applied. Recovery does not use
+one leaves what :class:`CommitLog` describes, under any limits. Recovery does not use
 ``maxMessageSize``: a larger record is kept whole or not at all, like any other. ``copy_growth`` is
 not stored; a store that was written without it is readable.
 

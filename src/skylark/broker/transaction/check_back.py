@@ -34,7 +34,7 @@ import enum
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from skylark.broker.groups.consumer_offsets import OffsetTable
 from skylark.broker.groups.producer_table import ProducerTable
@@ -83,33 +83,35 @@ class _Step(enum.Enum):
     STOP = "the round ends before this message"
 
 
+class TransactionParts(NamedTuple):
+    """The parts of the broker that transactions use."""
+
+    live: LiveSettings
+    writer: MessageWriter
+    producers: ProducerTable
+    topics: TopicTable
+    offsets: OffsetTable
+    stats: BrokerStats
+    clock: Clock
+
+
 class CheckRounds:
     """Scans the half queue in rounds while it has undecided messages."""
 
     def __init__(
         self,
-        live: LiveSettings,
-        writer: MessageWriter,
-        producers: ProducerTable,
-        topics: TopicTable,
-        offsets: OffsetTable,
-        stats: BrokerStats,
+        parts: TransactionParts,
         counts: TransactionCounts,
-        clock: Clock,
         recovered: Recovered,
         *,
         mark_log: Callable[[], None],
     ) -> None:
         """``mark_log`` may write an op message, which bounds what the next start has to read."""
-        self._live = live
-        self._writer = writer
-        self._store = writer.store
-        self._producers = producers
-        self._topics = topics
-        self._offsets = offsets
-        self._stats = stats
+        self._live, self._clock = parts.live, parts.clock
+        self._writer, self._store = parts.writer, parts.writer.store
+        self._producers, self._topics = parts.producers, parts.topics
+        self._offsets, self._stats = parts.offsets, parts.stats
         self._counts = counts
-        self._clock = clock
         self._mark_log = mark_log
         self._decisions = recovered.decisions
         self._progress: OpProgress = recovered.progress
@@ -119,9 +121,7 @@ class CheckRounds:
         self._reached: tuple[int, int] | None = None  # next position, end of the log at that time
         self.immune = ImmuneMessages()
         self._due: deque[int] = deque()
-        self._uncopied_checks: dict[
-            int, int
-        ] = {}  # offset of a message without copy -> times asked
+        self._uncopied_checks: dict[int, int] = {}  # queue offset -> number of checks
         self._read_ahead: deque[MessageRecord] = deque()  # read, but not checked
         self._without_producer: Counter[str] = Counter()  # in this round, by producer group
         self._given_up: Counter[str] = Counter()
@@ -131,7 +131,7 @@ class CheckRounds:
         self._started_s = 0.0
         self._rules = CheckRules(0, 0, 0)
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- start and stop ---------------------------------------------------------------------------
 
     def start(self) -> None:
         """Schedule the first round if the last run has left half messages."""

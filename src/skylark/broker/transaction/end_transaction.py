@@ -4,7 +4,7 @@ A :class:`~skylark.broker.send.put_pipeline.PutStep`. A commit drafts the final 
 (:func:`~skylark.broker.transaction.half_message.final_draft`); a rollback stores only its op
 message.
 
-**Once.** A decision is applied once, however often it is repeated and whichever copy it names
+**Once.** A decision is applied once, also if it is repeated or names another copy
 (:mod:`skylark.broker.transaction.decisions`): a repeated decision succeeds and stores nothing, the
 opposite decision is refused. In Java every commit stores a message.
 

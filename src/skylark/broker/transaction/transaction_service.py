@@ -16,16 +16,10 @@ import re
 from typing import Final
 
 from skylark.broker.config import BrokerConfig
-from skylark.broker.groups.consumer_offsets import OffsetTable
-from skylark.broker.groups.producer_table import ProducerTable
-from skylark.broker.live_settings import LiveSettings
 from skylark.broker.send.message_policy import TIMER_NAMES
-from skylark.broker.send.message_writer import MessageWriter
 from skylark.broker.send.own_copies import NEVER_STORED
 from skylark.broker.send.send_checks import SendDraft
-from skylark.broker.stats.broker_stats import BrokerStats
-from skylark.broker.topics.topic_table import TopicTable
-from skylark.broker.transaction.check_back import CheckRounds
+from skylark.broker.transaction.check_back import CheckRounds, TransactionParts
 from skylark.broker.transaction.decisions import HalfOutcome
 from skylark.broker.transaction.evicted import can_look_up, was_committed
 from skylark.broker.transaction.half_message import FinalDraft, Half, read_half, read_record
@@ -33,7 +27,7 @@ from skylark.broker.transaction.op_messages import OpBatch, op_draft
 from skylark.broker.transaction.recent_halves import RecentHalves
 from skylark.broker.transaction.transaction_counts import TransactionCounts
 from skylark.broker.transaction.transaction_recovery import Recovered, recover
-from skylark.core.clock import Clock, TimerHandle
+from skylark.core.clock import TimerHandle
 from skylark.core.errors import BrokerError, ServiceNotAvailableError, SystemBusyError
 from skylark.core.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from skylark.store.store_results import PutResult, PutStatus
@@ -58,25 +52,12 @@ UNMARKED_SIZE_MAX: Final = 64 << 20
 class TransactionService:
     """Transactions of one broker; only a master starts it."""
 
-    def __init__(
-        self,
-        live: LiveSettings,
-        writer: MessageWriter,
-        producers: ProducerTable,
-        topics: TopicTable,
-        offsets: OffsetTable,
-        stats: BrokerStats,
-        clock: Clock,
-    ) -> None:
-        self._live = live
-        self._writer = writer
-        self.store = self._store = writer.store
-        self._producers = producers
-        self._topics = topics
-        self._offsets = offsets
-        self._stats = stats
-        self._clock = clock
-        self.counts = TransactionCounts(clock)
+    def __init__(self, parts: TransactionParts) -> None:
+        self._parts = parts
+        self._live, self._writer = parts.live, parts.writer
+        self._topics, self._stats, self._clock = parts.topics, parts.stats, parts.clock
+        self.store = self._store = parts.writer.store
+        self.counts = TransactionCounts(parts.clock)
         #: Half messages that can be committed without reading the log.
         self.recent = RecentHalves()
         self._ops = OpBatch()
@@ -88,23 +69,12 @@ class TransactionService:
 
     def recover(self) -> None:
         """Read the decisions back; call it when the store is open, before other parts use it."""
-        self._recovered = recover(self._store, self._offsets)
+        self._recovered = recover(self._store, self._parts.offsets)
 
     def start(self) -> None:
         """Start the rounds of check-backs; call it before requests are served."""
         recovered = self.state
-        self._rounds = CheckRounds(
-            self._live,
-            self._writer,
-            self._producers,
-            self._topics,
-            self._offsets,
-            self._stats,
-            self.counts,
-            self._clock,
-            recovered,
-            mark_log=self._mark_log,
-        )
+        self._rounds = CheckRounds(self._parts, self.counts, recovered, mark_log=self._mark_log)
         if recovered.unwritten:
             self._ops.add(recovered.unwritten)
             self._write_ops()

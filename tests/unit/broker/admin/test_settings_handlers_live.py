@@ -309,12 +309,12 @@ async def test_transactions(tmp_path: Path) -> None:
         await change(world, transactionCheckInterval=1_000, transactionTimeOut=10_000)
         await world.producer.send("U1")
         await world.clock.advance(9)
-        assert world.producer.questions == []
+        assert world.producer.check_backs == []
         await world.clock.advance(2)
-        assert len(world.producer.questions) == 1
+        assert len(world.producer.check_backs) == 1
         await change(world, transactionTimeOut=1_000, transactionCheckMax=3)
         await world.clock.advance(6)
-        assert len(world.producer.questions) == 3
+        assert len(world.producer.check_backs) == 3
         assert len(world.records(GIVEN_UP)) == 1
 
 
