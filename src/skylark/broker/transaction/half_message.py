@@ -117,7 +117,8 @@ def final_properties(raw: bytes) -> bytes:
     The checksum of the half message's record is removed too.
     """
     border = raw.rfind(_REAL_TOPIC_ITEM) + 1
-    if border and raw.count(b"\x02", border) == 2 and raw.find(_REAL_QUEUE_ITEM, border) > 0:
+    is_last = raw.endswith(b"\x02") and raw.count(b"\x02", border) == 2
+    if border and is_last and raw.find(_REAL_QUEUE_ITEM, border) > 0:
         kept = raw[:border]  # the destination is at the end, as turn_into_half writes it
         if _DROPPED[0] not in kept and _DROPPED[1] not in kept and _DROPPED[2] not in kept:
             return kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from skylark.broker.transaction.half_message import (
@@ -111,6 +111,7 @@ VALUES = st.text("ab\x01REAL_TOPIC", min_size=1, max_size=12)
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(NAMES, VALUES), max_size=6), st.booleans(), st.booleans())
+@example([("KEYS", "a"), ("REAL_TOPIC", "a"), ("KEYS", "b"), ("REAL_QID", "a")], False, False)
 def test_final_properties_are_those_of_the_half_without_destination_and_checksum(
     items: list[tuple[str, str]], is_ours: bool, ends: bool
 ) -> None:
