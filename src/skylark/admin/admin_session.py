@@ -1,14 +1,15 @@
-"""Connections, requests and names of the admin functions.
+"""Connections and requests of the admin functions, and the namespace in their names.
 
-A :class:`Session` belongs to one event loop, the one its link was opened on. All name servers have
-the same data, so any of them can answer a query: they are tried in the order given, beginning with
-the one that responded last. Changes are sent to each of them (:meth:`Session.name_servers`).
+A :class:`Session` belongs to one event loop, on which its connections were opened. All name servers
+have the same data, so any of them can answer a query: they are tried in the order given, beginning
+with the one that responded most recently. Changes are sent to each of them
+(:meth:`Session.name_servers`).
 
-Callers use the names of the application: :meth:`wrap` adds the namespace to requests, and
+Callers use names without a namespace: :meth:`wrap` adds the namespace to requests, and
 :meth:`unwrap` removes it from results. A broker may be given by its name or by its address; only
 masters are found by name. Every request has a timeout, ``timeout_s`` unless a function has its own.
 A function that sends many requests should not wait for a dead server each time
-(:meth:`Session.asking_once`).
+(:meth:`Session.asking_once` tries a dead server once only).
 """
 
 from __future__ import annotations

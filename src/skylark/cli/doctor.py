@@ -58,8 +58,8 @@ class Finding(NamedTuple):
     type=click.Path(file_okay=False, path_type=Path),
     help="Data folder to check.  [default: skylark in the user's data folder]",
 )
-@click.option("--namesrv-port", type=int, default=9876, show_default=True, help="Port to check.")
-@click.option("--broker-port", type=int, default=10_911, show_default=True, help="Port to check.")
+@click.option("--namesrv-port", type=int, default=9876, show_default=True, help="Is it free?")
+@click.option("--broker-port", type=int, default=10_911, show_default=True, help="Is it free?")
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -280,7 +280,7 @@ def reset(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Reset the start position of pipelines for their next run.
+    """Choose where pipelines start at their next run.
 
     Creates a new checkpoint folder with the next number, and keeps the old one. Rows that were
     already written stay. Stop the pipelines first.

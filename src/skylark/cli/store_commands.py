@@ -280,7 +280,7 @@ def rebuild_config(
     assignments: tuple[str, ...],
     yes: bool,
 ) -> None:
-    """Make lost topics and groups again from the queue folders of a store.
+    """Recreate lost topics and groups from the queue folders of a store.
 
     For a broker that does not start because config/topics.json is lost. DIR is the folder that
     storePathRootDir names; its broker must be stopped. Shows the topics and groups that the tables

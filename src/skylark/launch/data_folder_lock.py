@@ -70,7 +70,7 @@ class Note(msgspec.Struct, frozen=True):
 
 
 def check_folder(data: Path) -> None:
-    """Raise ConfigError for a folder that contains other files than our data."""
+    """Raise ConfigError for a folder with files that are not Skylark's."""
     try:
         names = sorted(path.name for path in data.iterdir())
     except FileNotFoundError:

@@ -1,15 +1,15 @@
-"""The log check: LOG_CHECK compares the bytes before an offset in the logs of two Skylarks.
+"""The log check: LOG_CHECK finds out whether the logs of two Skylark brokers have diverged.
 
-A slave sends it before it follows (:mod:`skylark.replication.slave`), with an offset and a size;
-the response has the CRC-32 of these bytes, or a code::
+A slave sends it before it starts replicating (:mod:`skylark.replication.slave`), with an offset and
+a size; the response has the CRC-32 of the bytes before the offset, or a code::
 
-    0    crc32
+    0    success, with the CRC-32
     21   the log ends before the offset: the slave is ahead
-    22   the log begins behind these bytes: they were deleted
+    22   the log begins after these bytes: they were deleted
     29   more bytes than a check may have, or impossible numbers
-    3    an Apache broker, or another server that does not know the request
+    3    not supported: an Apache broker, or another server without this request
 
-The request is private to Skylark (remoting 8.6).
+The request is private to Skylark (specification, remoting 8.6).
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 The reply to a timed send has a handle: base64 of ``v1 TOPIC BROKER TIME UNIQUE_ID``. A recall
 stores another timed message for the same slot, a mark with ``TIMER_DEL_UNIQKEY``; when the slot is
 due, the timer reads the marks first and drops the messages that they name. The time in the handle
-is one millisecond behind the start of the slot, so that rounding leads to the same slot.
+is one millisecond after the start of the slot, so that rounding leads to the same slot.
 
-The broker does not look for the message: it accepts the handle of one that never was. A recall
-within the last second before the slot is due may come too late. Off unless ``recallMessageEnable``
-is set, as in Java.
+The broker does not search for the message: it also accepts the handle of a message that never
+existed. A recall within the last second before the slot is due may come too late. Off unless
+``recallMessageEnable`` is set, as in Java.
 
 Counterpart of Java's ``RecallMessageProcessor`` and ``RecallMessageHandle``.
 """

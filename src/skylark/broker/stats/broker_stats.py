@@ -273,7 +273,7 @@ class BrokerStats:
             meter.sample(window, now_ms)
 
     def expire(self) -> None:
-        """Drop meters that have not changed for too long; call it after each sample of the hour."""
+        """Drop meters unchanged for ``idle_max_ms``; call it after each hourly sample."""
         count = sum(table.expire(self.idle_max_ms) for table in self.tables)
         if count:
             log.info("dropped %d statistics that have not changed for long", count)

@@ -73,7 +73,7 @@ def job_options(command: Decorated) -> Decorated:
 checkpoint_option = click.option(
     "--checkpoint",
     metavar="FOLDER",
-    help="Folder for the position of the job.",
+    help="Spark checkpoint folder: the progress of the job.",
 )
 dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Only show what would be done; write nothing."

@@ -87,7 +87,7 @@ class ReadStatus(msgspec.Struct, frozen=True):
 
 
 class StatusView(msgspec.Struct, frozen=True):
-    """The status of a batch by the log up to offset ``end``."""
+    """The status of a batch, read from the transaction log before offset ``end``."""
 
     status: BatchStatus
     end: int

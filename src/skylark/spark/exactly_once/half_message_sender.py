@@ -198,7 +198,7 @@ class HalfMessageSender(TaskSender[Portion]):
     # ---- portions --------------------------------------------------------------------------------
 
     async def _send_rows(self, number: int, portion: Portion) -> None:
-        """Send rows; the first one is row ``number`` of the task."""
+        """Send rows; ``number`` is the place of the first one in the task, counted from 0."""
         if not await self._try_together(number, portion):
             rows = self._batcher.rows(portion.rows, portion.target, portion.numbers)
             await gather_all([self._send_row(number + at, row) for at, row in enumerate(rows)])

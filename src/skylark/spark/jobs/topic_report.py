@@ -155,7 +155,7 @@ def filled(spans: Sequence[Span], width_s: int) -> tuple[Span, ...]:
 
 
 def amount(size: float) -> str:
-    """A number of bytes as text."""
+    """A number of bytes with its unit, such as ``1.5 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1_024:
             return (

@@ -128,7 +128,7 @@ def find_start(pipeline: Pipeline, checkpoints: Checkpoints, *, strict: bool) ->
 
 
 def check_checkpoint(pipeline: Pipeline, document: PipelineFile) -> None:
-    """Raise ConfigError if the pipeline cannot continue with its checkpoint; see the module."""
+    """Raise ConfigError if the pipeline cannot continue with its checkpoint (module docstring)."""
     checkpoints = file_checkpoints(document)
     if checkpoints.root is None:
         return

@@ -164,7 +164,7 @@ class RowReader:
         extra: Mapping[str, str],
         next_id: Callable[[], str] | None,
     ) -> None:
-        """``extra``: properties of all rows; without ``next_id`` rows get no unique id."""
+        """``extra`` properties are added to every message; ``next_id`` makes unique ids."""
         self._plan = plan
         self._options = options
         self._fixed = fixed_text({names.PROPERTY_WAIT: "true", **extra})

@@ -52,7 +52,7 @@ class HARuntimeInfo(Body, kw_only=True):
 
 
 class SyncStateSet(Body, kw_only=True):
-    """The broker ids that hold everything the master holds (1001, 1003, 1004, 1008)."""
+    """Ids of the brokers in sync with the master; in requests 1001, 1003, 1004 and 1008."""
 
     sync_state_set: list[Int64] = msgspec.field(default_factory=list)
     sync_state_set_epoch: Int32 = 0
