@@ -107,6 +107,8 @@ def install(root: Path, saved: TimerCheckpoint, *, slots: list[dict[str, int]]) 
             wheel.write(SLOT.pack(*list(slot.values())[1:]))
     (root / "config" / "timercheck").write_bytes(saved.encode().ljust(4_096, b"\0"))
     (root / "config" / "timermetrics").write_bytes((TIMER / "timermetrics").read_bytes())
+    topics = DATA / "config" / "java-5.5.0" / "topics.json"
+    (root / "config" / "topics.json").write_bytes(topics.read_bytes())  # a master needs one
 
 
 @asynccontextmanager

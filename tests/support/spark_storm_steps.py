@@ -175,7 +175,7 @@ def _install() -> None:
     # Batches are small here, and portions of them smaller: several requests for each.
     half_sending.PORTION_COUNT = 10  # type: ignore[misc]
     halves.PORTION_COUNT = 10  # type: ignore[misc]
-    _wrap(SinkSender, "_attempt", "send", "sent")
+    _wrap(SinkSender, "_send", "send", "sent")
     _wrap(HalfMessageSender, "_send", "half", "half stored")
     _wrap(HalfMessageCompleter, "_call", "end", "ended")
     _wrap_append()

@@ -71,7 +71,7 @@ COMMANDS: dict[str, LazyCommand] = {
     ),
     "produce": LazyCommand("skylark.cli.produce:command", "Send messages to a topic."),
     "store": LazyCommand(
-        "skylark.cli.store_commands:command", "Check or dump the files of a message store."
+        "skylark.cli.store_commands:command", "Check, dump or repair the files of a message store."
     ),
     "topic": LazyCommand(
         "skylark.cli.topic_commands:command", "Create, list, describe, change and delete topics."
