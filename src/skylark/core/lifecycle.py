@@ -10,8 +10,8 @@ Invariants:
 - A component whose ``start`` raises must clean up itself and is not stopped; those started before
   it are. The caller gets the first error; errors of the clean-up are logged.
 - ``stop`` continues after an error and raises all errors at the end, as an ``ExceptionGroup``. It
-  may be called at any time and again: it waits for a running start, and does nothing if nothing
-  runs.
+  may be called at any time and again, and does nothing if nothing runs. A running start ends after
+  the component that is starting: what was started is stopped, and the start raises LifecycleError.
 - A cancellation does not interrupt a clean-up: the rest is stopped before it is raised.
 - The error of a task is logged, or collected while the owner ends; never both and never neither.
 """
@@ -22,8 +22,7 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable, Coroutine
-from types import TracebackType
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from skylark.core.errors import ClientStateError, SkylarkError
 
@@ -74,6 +73,7 @@ class Lifecycle:
         self._components: list[tuple[str, Component]] = []
         self._started: list[tuple[str, Component]] = []
         self._lock = asyncio.Lock()  # a stop waits for a start under way, and for another stop
+        self._stop_requested = False
 
     def add(self, component: C, name: str | None = None) -> C:
         """Append a component to the order, and return it."""
@@ -95,9 +95,13 @@ class Lifecycle:
                     await self._undo_start()
                     raise
                 self._started.append((name, component))
-            log.info("%s: started", self.name)
+                if self._stop_requested:
+                    await self._undo_start()
+                    raise LifecycleError(f"{self.name} was stopped while it started")
+            log.debug("%s: started", self.name)
 
     async def stop(self) -> None:
+        self._stop_requested = True
         async with self._lock:
             if self.state is State.NEW:
                 self.state = State.STOPPED
@@ -105,25 +109,13 @@ class Lifecycle:
                 return
             self.state = State.STOPPED
             errors, cancelled = await self._stop_started()
-            log.info("%s: stopped", self.name)
+            log.debug("%s: stopped", self.name)
         if cancelled is not None:
             for error in errors:
                 log.error("%s: %s", self.name, error, exc_info=error)
             raise cancelled
         if errors:
             raise ExceptionGroup(f"{self.name} did not stop cleanly", errors)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     async def _undo_start(self) -> None:
         self.state = State.STOPPED

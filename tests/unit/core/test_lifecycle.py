@@ -60,8 +60,9 @@ async def test_starts_in_order_and_stops_in_reverse() -> None:
     store = app.add(Recorder("store", calls))
     app.add(Recorder("server", calls), "the server")
     assert store.name == "store"
-    async with app:
-        assert calls == ["start store", "start server"]
+    await app.start()
+    assert calls == ["start store", "start server"]
+    await app.stop()
     assert calls == ["start store", "start server", "stop server", "stop store"]
     assert app.state is State.STOPPED
 
@@ -132,18 +133,21 @@ async def test_cancelled_start_stops_what_was_started() -> None:
     assert calls == ["start a", "start b", "stop a"]
 
 
-async def test_stop_during_start_waits_for_it() -> None:
+async def test_stop_during_start_ends_it_after_the_component_that_is_starting() -> None:
     calls: list[str] = []
     gate = asyncio.Event()
     app = Lifecycle("app")
     app.add(Recorder("a", calls, gate=gate))
+    app.add(Recorder("b", calls))
     starting = asyncio.create_task(app.start())
     await VirtualClock().drain()
     stopping = asyncio.create_task(app.stop())
     await VirtualClock().drain()
     assert calls == ["start a"]
     gate.set()
-    await asyncio.gather(starting, stopping)
+    await stopping
+    with pytest.raises(LifecycleError, match="app was stopped while it started"):
+        await starting
     assert calls == ["start a", "stop a"]
 
 
