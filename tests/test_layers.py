@@ -123,7 +123,7 @@ FILES_NEVER = {
 
 # Inside the broker: a feature imports another only by its services and tables. Everything that is
 # not a feature stands directly in skylark/broker.
-BROKER_SHARED = _set("api config live_settings saved_replies table_pages table_saver")
+BROKER_SHARED = _set("api config live_settings table_pages table_saver")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,15 +168,11 @@ BROKER_EXCEPTIONS: dict[tuple[str, str], str] = {
     ("transaction/half_batches.py", "send.send_step"): "their ids are those of a batch",
     ("transaction/handlers.py", "send.send_checks"): "their response has the fields of a send",
     ("transaction/transaction_service.py", "send.send_checks"): "the type of its drafts",
-    ("stats/metrics.py", "overload.overload_guard"): "shows its counters",
-    ("stats/metrics.py", "topics.registration"): "shows its counters",
-    ("stats/metrics_exporter.py", "composition"): "shows the state of every part (types only)",
 }
 
 # Files besides the handlers and admin/ that know connections.
 BROKER_KNOWS_CONNECTIONS = {
-    "composition.py": "wires the remoting server",
-    "remoting_interception.py": "an interceptor of the remoting server",
+    "remoting_endpoint.py": "the remoting servers and an interceptor of theirs",
     "overload/overload_guard.py": "an interceptor of the remoting server",
     "stats/metrics_exporter.py": "has an interceptor of the remoting server",
     "send/recall.py": "has a remoting handler",

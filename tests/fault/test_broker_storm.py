@@ -225,7 +225,7 @@ async def test_a_broker_in_a_storm(
     for name, count in {"FrameA": 2, "FrameOrder": 2, "FrameTx": 1, TOPIC: 1}.items():
         world.add_topic(name, count)
     deleted: set[str] = set()
-    broker.graph.topics.subscribe(lambda change: deleted.update(change.deleted))
+    broker.features.topics.table.changes.subscribe(lambda change: deleted.update(change.deleted))
     storm = Storm(world, seed)
     try:
         await storm.rage(FRAME_COUNT // 2)
@@ -237,11 +237,11 @@ async def test_a_broker_in_a_storm(
         gc.collect()
         storm.counts["blocks grown"] = sys.getallocatedblocks() - blocks
         await storm.witness()
-        graph = broker.graph
-        assert len(graph.connections()) == 1, "that of the witness"
-        assert graph.held_size() == 0
-        assert len(graph.pulls.held) == 0
-        assert len(graph.topics) <= 200
+        features = broker.features
+        assert len(features.endpoint.connections) == 1, "that of the witness"
+        assert features.endpoint.held_size() == 0
+        assert len(features.pull.service.held) == 0
+        assert len(features.topics.table) <= 200
     finally:
         await world.client.close()
         await broker.stop()

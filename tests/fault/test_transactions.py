@@ -133,7 +133,7 @@ class Run:
             assert sent in self.gone, f"{unique_id}: {answer.remark}"
 
     async def _crash(self, world: Shop) -> None:
-        flushed = world.graph.store.log.files.flushed_where
+        flushed = world.features.store.log.files.flushed_where
         if not self.power:
             self.disk = self.disk.kill()
         else:

@@ -78,7 +78,7 @@ async def replayed(run: Run, root: Path, monkeypatch: pytest.MonkeyPatch) -> Pla
     try:
         for name, count in FIRST_TOPICS.items():
             config = TopicConfig(topic_name=name, read_queue_nums=count, write_queue_nums=count)
-            broker.graph.topics.update(config)
+            broker.features.topics.table.update(config)
         player = Player(run, clock, network, PORT)
         await player.play()
     finally:

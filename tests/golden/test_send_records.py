@@ -103,7 +103,7 @@ async def test_recorded_sends_become_the_same_records(scenario: str, tmp_path: P
         for request, answer in recorded(scenario, SENDS | REPLIES):
             if not is_timed(request):
                 await replay(world, request, answer)
-        end = world.graph.store.log.max_offset
+        end = world.features.store.log.max_offset
     ours = by_unique_id(iter_records(first_log_file(tmp_path)[:end]))
     assert len(ours) == SCENARIOS[scenario]
     for unique_id, record in ours.items():

@@ -137,7 +137,7 @@ async def test_nothing_is_delivered_again(tmp_path: Path) -> None:
     async with started(tmp_path, STOPPED_MS + 60_000) as world:
         assert await revived(world) == 13
         assert len(world.records(TIMER_TOPIC)) == 14
-        timer = world.graph.timer
+        timer = world.features.delay.timer
         assert timer is not None
         assert timer.timing_counts() == {REVIVE: 0, "FrameA": 0}
         assert (timer.timer.queue_offset, timer.timer.log.end) == (14, 728)
@@ -170,7 +170,7 @@ async def test_a_broker_that_stopped_earlier(
         slots.append({**due[0], "lastPos": due[0]["firstPos"], "num": 1})
     install(tmp_path / "store", saved, slots=slots)
     async with started(tmp_path, STOPPED_MS) as world:
-        timer = world.graph.timer
+        timer = world.features.delay.timer
         assert timer is not None
         assert (timer.timer.queue_offset, timer.timer.log.end) == (14, 728)
         assert timer.timer.waiting_count == 5

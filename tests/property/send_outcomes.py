@@ -182,7 +182,7 @@ async def play(
         places = await _store_first(world, peer)
         pulls = await Peer.connect(world)
         await _hold_pulls(world, pulls)
-        start = world.graph.store.log.max_offset
+        start = world.features.store.log.max_offset
         if way in (Way.RUN, Way.SPLIT):
             assert frames is not None, "they are made one by one"
             written = list(frames)
@@ -206,9 +206,9 @@ async def _small_broker(given: Mapping[str, str]) -> AsyncIterator[Stored]:
 @contextmanager
 def _plain_forms(world: Stored) -> Iterator[None]:
     """Turn off whatever is quicker than the form that defines the meaning."""
-    for server in world.graph.servers:
+    for server in world.features.endpoint.servers:
         server.dispatcher.runs.clear()
-    sends = world.graph.puts._steps[SendRequest]
+    sends = world.features.puts.pipeline._steps[SendRequest]
     assert isinstance(sends, SendStep)
     with ExitStack() as stack:
         for target, name, plain in (
@@ -273,7 +273,7 @@ def _place(ext: Mapping[str, str]) -> Place:
 
 
 def _record_at(world: Stored, log_offset: int) -> MessageRecord:
-    lease = world.graph.store.reader.record(log_offset)
+    lease = world.features.store.reader.record(log_offset)
     assert lease is not None
     with lease:
         return decode_record(lease.view)
@@ -316,17 +316,17 @@ def add_topics(world: Stored) -> None:
     """Topics and groups that all brokers have."""
     for name, changes in TOPICS.items():
         given: dict[str, Any] = {"read_queue_nums": 4, "write_queue_nums": 4, **changes}
-        world.graph.topics.update(TopicConfig(topic_name=name, **given))
+        world.features.topics.table.update(TopicConfig(topic_name=name, **given))
     for group in (GROUP, RETURNING_GROUP):
         config = SubscriptionGroupConfig(group_name=group, retry_max_times=2, retry_queue_nums=2)
-        world.graph.groups.update(config)
+        world.features.groups.table.update(config)
     none = SubscriptionGroupConfig(group_name="None", retry_queue_nums=0)
-    world.graph.groups.update(none)
+    world.features.groups.table.update(none)
 
 
 def _stop_timing(world: Stored) -> None:
-    times = world.graph.exporter.rpc_times
-    for server in world.graph.servers:
+    times = world.features.stats.exporter.rpc_times
+    for server in world.features.endpoint.servers:
         dispatcher = server.dispatcher
         dispatcher.interceptors = tuple(it for it in dispatcher.interceptors if it is not times)
 
@@ -346,7 +346,7 @@ async def _store_first(world: Stored, peer: Peer) -> Places:
 
 async def _hold_pulls(world: Stored, peer: Peer) -> None:
     for index, (topic, queue_id, tags) in enumerate(PULLS):
-        offset = world.graph.store.reader.max_offset(topic, queue_id)
+        offset = world.features.store.reader.max_offset(topic, queue_id)
         ext = world.pull_request(
             offset,
             topic=topic,
@@ -380,7 +380,7 @@ class _Reading:
         }
 
     def _records_from(self, start: int) -> Iterable[MessageRecord]:
-        end = self._world.graph.store.log.max_offset
+        end = self._world.features.store.log.max_offset
         while start < end:
             record = _record_at(self._world, start)
             yield record
@@ -429,7 +429,7 @@ class _Reading:
         if self._names:  # the checksum of a record covers its offsets
             found["raw_properties"] = _CHECKSUM.sub(b"", record.raw_properties)
         if place in self._shared:
-            queue = self._world.graph.store.queues.by_topic[record.topic][record.queue_id]
+            queue = self._world.features.store.queues.by_topic[record.topic][record.queue_id]
             entry = queue.read_entry(record.queue_offset)
             assert entry is not None
             assert entry.log_offset == record.log_offset
@@ -456,7 +456,7 @@ class _Reading:
 
     def _queues(self) -> dict[Any, Any]:
         found: dict[Any, Any] = {}
-        for topic, by_id in self._world.graph.store.queues.by_topic.items():
+        for topic, by_id in self._world.features.store.queues.by_topic.items():
             for queue_id, queue in by_id.items():
                 entries = [
                     queue.read_entry(offset) for offset in range(queue.min_offset, queue.max_offset)
@@ -476,20 +476,23 @@ class _Reading:
         return found
 
     def _indexed(self, topic: str, key: str) -> list[str]:
-        result = self._world.graph.store.reader.query(topic, key, 64)
+        result = self._world.features.store.reader.query(topic, key, 64)
         records = [record for view in result.views for record in iter_records(view)]
         result.release()
         names = [str(self._name(record.log_offset)) for record in records]
         return names if self._is_ordered else sorted(names)
 
     def _topics(self) -> dict[Any, Any]:
-        graph = self._world.graph
-        found: dict[Any, Any] = {topic.topic_name: topic for topic in graph.topics}
-        found["groups"] = sorted(graph.groups.snapshot().subscription_group_table)
+        features = self._world.features
+        found: dict[Any, Any] = {topic.topic_name: topic for topic in features.topics.table}
+        found["groups"] = sorted(features.groups.table.snapshot().subscription_group_table)
         return found
 
     def _counters(self) -> dict[Any, Any]:
-        stats, store = self._world.graph.stats, self._world.graph.store_stats
+        stats, store = (
+            self._world.features.stats.broker_stats,
+            self._world.features.stats.store_stats,
+        )
         found: dict[Any, Any] = {
             (table.name, key): (meter.count, meter.size, meter.times)
             for table in (stats.topic_puts, stats.send_backs, stats.group_gets)

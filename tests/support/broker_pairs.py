@@ -82,8 +82,8 @@ class Pair:
         await broker.start()
         self._brokers[name] = broker
         self._ports[name] = broker.address.port
-        await until(lambda: self.namesrv in broker.graph.registration.states)
-        await until(lambda: broker.graph.registration.states[self.namesrv])
+        await until(lambda: self.namesrv in broker.features.registration.states)
+        await until(lambda: broker.features.registration.states[self.namesrv])
 
     async def stop(self, name: str) -> None:
         broker = self._brokers.pop(name, None)
@@ -121,13 +121,13 @@ class Pair:
         return (await self.call(broker, RequestCode.UPDATE_CONSUMER_OFFSET, ext)).code
 
     def committed(self, broker: Broker) -> int:
-        return broker.graph.offsets.get("g", "T", 0)
+        return broker.features.groups.offsets.get("g", "T", 0)
 
     # ---- waiting ---------------------------------------------------------------------------------
 
     async def followed(self) -> None:
         """The slave has the whole log, its views, and a fresh copy of the tables."""
-        master, slave = self.master.graph, self.slave.graph
+        master, slave = self.master.features, self.slave.features
         assert slave.slave is not None
         await until(lambda: slave.store.log.max_offset == master.store.log.max_offset)
         await until(
@@ -137,8 +137,8 @@ class Pair:
 
     async def copied(self) -> None:
         """A whole copy of the tables was begun and ended from now on."""
-        assert self.slave.graph.slave is not None
-        sync = self.slave.graph.slave
+        assert self.slave.features.slave.sync is not None
+        sync = self.slave.features.slave.sync
         count = sync.copy_count
         await until(lambda: sync.copy_count >= count + 2)
 
@@ -148,8 +148,8 @@ class Pair:
 
 def log_bytes(broker: Broker) -> bytes:
     """The whole log of a broker."""
-    files = broker.graph.store.log.files
-    with broker.graph.store.log.files.last.lease(0, files.last.wrote) as lease:
+    files = broker.features.store.log.files
+    with broker.features.store.log.files.last.lease(0, files.last.wrote) as lease:
         return bytes(lease.view)
 
 

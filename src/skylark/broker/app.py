@@ -1,4 +1,4 @@
-"""The broker as an object: build, ``await start()``, use, ``await stop()``.
+"""The broker: the list of its features, and its start and stop.
 
 ::
 
@@ -7,15 +7,49 @@
     print(broker.address)        # 127.0.0.1:41233
     await broker.stop()
 
-Its parts are made and wired in :mod:`skylark.broker.composition`. Port 0 draws a port such that the
-fast port, two below, and the HA port, one above, are free as well.
+Each folder of ``skylark/broker`` is a feature: its handlers, its services, its state. A small class
+in :mod:`skylark.broker.base_features` or :mod:`skylark.broker.features` makes the objects of a
+feature from those of the features that it uses. :func:`compose` makes all features;
+:class:`BrokerFeatures` is the list in whose order they start::
 
-**Start**: look whether the ports are free, before there are any files; tables, store (recovered
-while nothing is served yet), replication, servers, delivery of delayed messages or, at a slave, the
-copying of its master's tables, registration. **Stop**: deliver no more, unregister, answer what is
-held, in work or waits for the disk or for slaves while new requests are sent away, close the
-connections, let slaves have the rest, save the tables, sync the log and then the timer, which
-counts on it, close the store. Answers to ``BrokerController``.
+    a client's request -> RemotingEndpoint -> handlers -> services -> tables, MessageStore
+    another endpoint   -> BrokerServices (api.py)      -> services -> tables, MessageStore
+
+**Start**: check that the ports are free, before there are any files; tables, store (recovered
+while nothing is served yet), replication, background work of the features, ports, registration.
+Port 0 draws a port such that the fast port, two below, and the HA port, one above, are free as
+well. **Stop**, in reverse order: unregister, refuse new requests, answer what is held, in work or
+waits for the disk or for slaves, close the connections, end the background work, save the tables,
+let slaves have the rest of the log, sync the log and then the timer, which depends on it, close the
+store. Counterpart of Java's ``BrokerController``.
+
+**To add a feature**, say POP:
+
+1. Write the folder ``broker/pop``: service, state, background loops, ``handlers.py``. It imports
+   other features by the modules that ``tests/test_layers.py`` lists for them; add its row there.
+2. Add the protocol of its service to :mod:`skylark.broker.api`, as a field of ``BrokerServices``.
+3. Write ``PopFeature`` in ``features.py``. Its constructor takes the base features and the others
+   that it uses. ``handlers`` returns its handlers, ``main_port_handlers`` those whose requests may
+   be held; they call the services of ``BrokerServices``, which call the interceptors
+   (:mod:`skylark.broker.service_interception` has a table of the operations). ``start`` loads state
+   and starts background loops, ``drain`` answers held requests, ``stop`` ends the loops.
+4. Add a line to :func:`compose`, behind the features that it uses, and a field to
+   :class:`BrokerFeatures`: it starts after the fields before it and stops before them.
+
+Where a feature connects to the rest of the broker:
+
+=================================  ===============================================================
+changed settings                   ``context.live.changes.subscribe``
+a table in a file                  ``context.saver.on_change``, ``context.saver.every``
+requests that store messages       ``PutFeature.add_request``
+a message can be read              ``StoreFeature.on_arrival`` (topics of the broker itself),
+                                   ``StoreFeature.held_pulls``
+the store is open                  ``StoreFeature.after_open`` (in a thread: for long work)
+the log is on disk, at a stop      ``StoreFeature.after_sync`` (in a thread)
+a topic was deleted                ``TopicsFeature.deleted.subscribe``
+a slave has found its master       ``TopicsFeature.registration.master_changes.subscribe``
+a metric                           ``StatsFeature.metrics.watch``
+=================================  ===============================================================
 """
 
 from __future__ import annotations
@@ -24,29 +58,106 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Final, cast
+from functools import partial
+from typing import Final, NamedTuple, cast
 
-from skylark.broker.api import ApiInterceptor, BrokerServices
-from skylark.broker.composition import BrokerGraph
-from skylark.broker.config import PORT_MAX, BrokerConfig
-from skylark.broker.table_saver import (
-    InThread,
+from skylark.broker import features
+from skylark.broker.api import ApiInterceptor, BrokerServices, InterceptorChain
+from skylark.broker.base_features import (
+    BaseFeatures,
+    BrokerContext,
+    GroupsFeature,
+    OverloadFeature,
+    StatsFeature,
+    StoreFeature,
+    TopicsFeature,
 )
-from skylark.broker.topics.config_rebuild import save_new_topics
+from skylark.broker.config import PORT_MAX, BrokerConfig
+from skylark.broker.remoting_endpoint import RemotingEndpoint
+from skylark.broker.service_interception import intercept
+from skylark.broker.table_saver import InThread, TableSaver
+from skylark.broker.topics.registration import Registration
+from skylark.broker.transaction.half_message import topic_of_half
 from skylark.core.clock import Clock, LoopClock
 from skylark.core.errors import TransportError
+from skylark.core.lifecycle import Lifecycle
 from skylark.core.names import Address
 from skylark.net.dispatch import Interceptor
 from skylark.net.transport import Network, TcpNetwork
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
+from skylark.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
 
-STOP_GRACE_S: Final = 3.0
-#: How often a broker that stops looks whether its slaves have everything.
-FEED_LOOK_S: Final = 0.02
 DRAWS_MAX: Final = 100
+
+
+class BrokerFeatures(NamedTuple):
+    """What a broker is made of, in the order in which it starts; it stops in reverse order."""
+
+    topics: TopicsFeature
+    groups: GroupsFeature
+    storage: StoreFeature
+    replication: features.ReplicationFeature
+    saver: TableSaver
+    puts: features.PutFeature
+    transaction: features.TransactionFeature
+    send: features.SendFeature
+    delay: features.DelayFeature
+    slave: features.SlaveFeature
+    stats: StatsFeature
+    overload: OverloadFeature
+    pull: features.PullFeature
+    admin: features.AdminFeature
+    endpoint: RemotingEndpoint
+    registration: Registration
+
+    @property
+    def store(self) -> MessageStore:
+        return self.storage.store
+
+
+def compose(
+    context: BrokerContext,
+    interceptors: Iterable[Interceptor] = (),
+    api_interceptors: Iterable[ApiInterceptor] = (),
+) -> BrokerFeatures:
+    """Make all features of a broker; nothing runs yet."""
+    topics = TopicsFeature(context)
+    storage = StoreFeature(context, topics)
+    groups = GroupsFeature(context, storage, topics)
+    stats = StatsFeature(context, storage, topics, groups)
+    overload = OverloadFeature(context, storage, groups, stats, lambda: endpoint.held_size())
+    base = BaseFeatures(context, storage, topics, groups, stats, overload)
+    timer_store = features.make_timer_store(context)
+    replication = features.ReplicationFeature(base)
+    puts = features.PutFeature(base, replication, timer_store)
+    transaction = features.TransactionFeature(base, puts)
+    send = features.SendFeature(base, puts, transaction)
+    delay = features.DelayFeature(base, puts, timer_store)
+    slave = features.SlaveFeature(base, replication)
+    pull = features.PullFeature(base, slave)
+    admin = features.AdminFeature(base, replication, delay, slave)
+    services = BrokerServices(
+        puts=puts.pipeline,
+        pulls=pull.service,
+        offsets=groups.offset_service,
+        locks=groups.lock_service,
+        clients=groups.client_service,
+        topics=topics.table,
+        groups=groups.table,
+        interceptors=InterceptorChain(api_interceptors),
+    )
+    services = intercept(services, partial(topic_of_half, storage.store))
+    interceptors = (*interceptors, overload.guard, *stats.exporter.interceptors)
+    served = topics, groups, puts, transaction, send, delay, slave, pull, admin
+    endpoint = RemotingEndpoint(context, served, services, interceptors)
+    stats.exporter.watch_servers(endpoint.by_port)
+    return BrokerFeatures(
+        topics, groups, storage, replication, context.saver, puts, transaction, send, delay, slave,
+        stats, overload, pull, admin, endpoint, topics.registration,
+    )  # fmt: skip
 
 
 class Broker:
@@ -75,98 +186,71 @@ class Broker:
         self._interceptors = tuple(interceptors)
         self._api_interceptors = tuple(api_interceptors)
         self._given = given
-        self._graph: BrokerGraph | None = None
-        self._opening: asyncio.Future[None] | None = None
-        self._stopped = False
+        self._context: BrokerContext | None = None
+        self._features: BrokerFeatures | None = None
+        self._lifecycle = Lifecycle("broker")
 
     @property
-    def graph(self) -> BrokerGraph:
-        """The parts of the broker, for whoever looks inside; only after ``start``."""
-        if self._graph is None:
+    def context(self) -> BrokerContext:
+        """Settings, clock, network and files, for tests and tools; only after ``start``."""
+        if self._context is None:
             raise RuntimeError("the broker has not been started")
-        return self._graph
+        return self._context
+
+    @property
+    def features(self) -> BrokerFeatures:
+        """The features of the broker, for tests and tools; only after ``start``."""
+        if self._features is None:
+            raise RuntimeError("the broker has not been started")
+        return self._features
 
     @property
     def services(self) -> BrokerServices:
         """What an endpoint uses; only after ``start``."""
-        return self.graph.services
+        return self.features.endpoint.services
 
     @property
     def config(self) -> BrokerConfig:
-        """The settings as they are now; request 25 changes them."""
-        return self._config if self._graph is None else self._graph.live.current
+        """The settings in force; request 25 changes them."""
+        return self._config if self._context is None else self._context.live.current
 
     @property
     def address(self) -> Address:
         """Where it listens; ``str()`` gives ``host:port``."""
-        return Address(*self.graph.server.address)
+        return Address(*self.features.endpoint.server.address)
 
     @property
     def fast_address(self) -> Address:
-        """The second port, where nothing is pulled."""
-        return Address(*self.graph.fast_server.address)
+        """The second port, which takes no pulls."""
+        return Address(*self.features.endpoint.fast_server.address)
 
     @property
     def metrics_address(self) -> Address | None:
-        """Where Prometheus may ask; None without ``metricsExporterType=PROM``."""
-        address = self.graph.exporter.address
+        """Where Prometheus scrapes; None without ``metricsExporterType=PROM``."""
+        address = self.features.stats.exporter.address
         return None if address is None else Address(*address)
 
     async def start(self) -> None:
         """Recover, listen and register; raises ConfigError, StoreError or TransportError."""
-        if self._graph is not None:
+        if self._features is not None:
             raise RuntimeError("the broker has been started before")
         config = self._config
         if config.listen_port == 0:
             config = config.listening_on(await _draw_port(self._network, config.bind_address))
         else:
             await _check_ports(self._network, config)
-        graph = self._graph = BrokerGraph(
+        context = self._context = BrokerContext(
             config,
             network=self._network,
             clock=self._clock,
             files=self._files,
             in_thread=self._in_thread,
-            interceptors=self._interceptors,
-            api_interceptors=self._api_interceptors,
             given=self._given,
         )
-        try:
-            await self._start(graph, config)
-        except BaseException:
-            await self.stop()
-            raise
-
-    async def announced(self, timeout_s: float) -> None:
-        """Wait until the name servers have heard of this broker, or until the time is up."""
-        with suppress(TimeoutError):
-            await self._clock.wait_for(self.graph.registration.announced(), timeout_s)
-
-    async def _start(self, graph: BrokerGraph, config: BrokerConfig) -> None:
-        graph.load()
-        await self._open_store(graph)
-        graph.resume()
-        graph.store.start()
-        await graph.replication.start(config.bind_address, config.ha_port)
-        if graph.slave is None:
-            graph.transactions.start()
-        await graph.saver.start()
-        if graph.slave is None:
-            await save_new_topics(graph.topics, graph.saved.topics)
-        await graph.sampler.start()
-        graph.slow_groups.start()
-        graph.retention_watch.start()
-        await graph.liveness.start()
-        await graph.server.start(config.bind_address, config.listen_port)
-        await graph.fast_server.start(config.bind_address, config.fast_port)
-        await graph.exporter.start()
-        if graph.slave is not None:
-            graph.slave.start()
-        else:
-            graph.schedule.start()
-            if graph.timer is not None:
-                graph.timer.start()
-        await graph.registration.start()
+        self._features = compose(context, self._interceptors, self._api_interceptors)
+        for component in self._features:
+            self._lifecycle.add(component)
+        await self._lifecycle.start()
         if config.is_loopback:
             log.info("broker %s on %s, for this machine only", config.broker_name, self.address)
         else:
@@ -176,100 +260,39 @@ class Broker:
                 self.address,
             )
 
-    async def _open_store(self, graph: BrokerGraph) -> None:
-        """Recover in a thread, so that a name server on this loop is not held up.
-
-        Whoever gives up meanwhile waits for the end: the thread cannot be stopped.
-        """
-        self._opening = asyncio.ensure_future(self._in_thread(graph.open_store))
-        try:
-            await asyncio.shield(self._opening)
-        except asyncio.CancelledError:
-            await asyncio.wait([self._opening])
-            raise
-        if self._stopped:
-            raise RuntimeError("the broker was stopped while it started")
-
     async def stop(self) -> None:
-        """Answer what is in hand, close all connections, bring everything to disk."""
-        graph = self._graph
-        if graph is None or self._stopped:
+        """Answer what is in hand, close all connections, bring everything to disk.
+
+        Raises the last error, after all features have stopped; a disk that fails is a StoreError.
+        """
+        if self._features is None:
             return
-        self._stopped = True
-        if self._opening is not None:
-            await asyncio.wait([self._opening])
         try:
-            await graph.schedule.stop()
-            await graph.registration.stop()
-            if graph.slave is not None:
-                await graph.slave.stop()
-            for server in graph.servers:
-                server.dispatcher.shutting_down = True
-            graph.replication.stop_listening()
-            graph.pulls.waiting.stop()
-            await self._answer_waiting(graph)
-            graph.replication.release()
-            await graph.liveness.stop()
-            await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in graph.servers))
-            await graph.exporter.stop()
-            await graph.sampler.stop()
-            graph.slow_groups.stop()
-            graph.retention_watch.stop()
-            await graph.client.close()
-            graph.transactions.stop()
-            if graph.timer is not None:
-                await graph.timer.stop()
-            await self._feed_slaves(graph)
-            await graph.saver.stop()
-        finally:
-            await graph.replication.stop()
-            await self._close_store(graph)
+            await self._lifecycle.stop()
+        except ExceptionGroup as failed:
+            *others, last = failed.exceptions
+            for error in others:
+                log.exception("the broker did not stop cleanly: %s", error, exc_info=error)
+            raise last from None
 
-    async def _close_store(self, graph: BrokerGraph) -> None:
-        """Sync in a thread, as at start; a closing that is given up is waited for."""
-        graph.store.stop()
-        syncing = asyncio.ensure_future(self._in_thread(graph.bring_to_disk))
-        try:
-            await asyncio.shield(syncing)
-        except asyncio.CancelledError:
-            await asyncio.wait([syncing])
-            raise
-        finally:
-            graph.store.close()
-
-    async def _answer_waiting(self, graph: BrokerGraph) -> None:
-        try:
-            async with self._clock.timeout(STOP_GRACE_S):
-                await graph.durability.wait_for_pending()
-        except TimeoutError:
-            log.warning("messages still wait for disk or slaves after %.0f s", STOP_GRACE_S)
-
-    async def _feed_slaves(self, graph: BrokerGraph) -> None:
-        """Let slaves that are near have all: perhaps one of them is the next master."""
-        try:
-            async with self._clock.timeout(STOP_GRACE_S):
-                while any(
-                    slave.in_sync and slave.diff
-                    for slave in graph.replication.runtime_info().ha_connection_info
-                ):
-                    await self._clock.sleep(FEED_LOOK_S)
-        except TimeoutError:
-            log.warning("a slave does not have everything after %.0f s", STOP_GRACE_S)
+    async def announced(self, timeout_s: float) -> None:
+        """Wait until the name servers have heard of this broker, or until the time is up."""
+        with suppress(TimeoutError):
+            await self._clock.wait_for(self.features.registration.announced(), timeout_s)
 
     def clock_advanced(self, from_ms: int, to_ms: int, clients_alive: bool) -> None:
-        """Hook for ``VirtualClock.on_advance``: time that passes in a moment kills nobody."""
-        graph = self.graph
-        graph.liveness.clock_advanced(from_ms, to_ms, clients_alive)
+        """Hook for ``VirtualClock.on_advance``: no client counts as gone because of the jump."""
+        self.features.groups.liveness.clock_advanced(from_ms, to_ms, clients_alive)
         if clients_alive:
-            for connection in graph.connections():
+            for connection in self.features.endpoint.connections:
                 connection.touch()
 
 
 class _Refusing(asyncio.Protocol):
-    """Ends a connection at once: whoever comes too early is to come again."""
+    """Closes a connection at once: a client that comes too early has to come again."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast("asyncio.Transport", transport).abort()  # uvloop's are of no common class
+        cast("asyncio.Transport", transport).abort()  # uvloop's have no common class
 
 
 async def _check_ports(network: Network, config: BrokerConfig) -> None:

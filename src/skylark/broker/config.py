@@ -9,19 +9,19 @@ A properties file written for ``mqbroker`` loads unchanged. Its keys fall in thr
   may not be ignored: access control, TLS, POP, a controller.
 
 **Identity.** :func:`load_broker_config` works out what Java works out at start. A master has the id
-0 whatever the file says, and a slave must have a greater one. Without ``brokerName`` the host has
-to give its name. What clients are told to connect to is ``brokerIP1``: if not given, the address
-that the broker binds to, or, where that stands for all of them, the address of this machine. The HA
+0 even if the file names another, and a slave must have a greater one. Without ``brokerName`` the
+broker takes the name of the host. Clients connect to ``brokerIP1``: if not given, the address that
+the broker binds to, or, where that stands for all addresses, the address of this machine. The HA
 port follows the port, as the fast port does: clients and slaves compute both.
 
 **Changes at run time** (request 25) are made by :class:`skylark.broker.live_settings.LiveSettings`.
 Most hold at once; what is read at start waits for the next one, as in Java. No setting that holds
-a path or a command can be changed that way, whoever asks: :attr:`BrokerConfig.black_list`.
+a path or a command can be changed that way by any client: :attr:`BrokerConfig.black_list`.
 
 One difference from Java in defaults: ``bindAddress`` is loopback unless set, because nothing
-protects a broker from who reaches it.
+protects a broker from clients that reach it.
 
-Answers to ``BrokerConfig`` and ``BrokerStartup``.
+Counterpart of Java's ``BrokerConfig`` and ``BrokerStartup``.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class MetricsExporterType(enum.Enum):
 
 
 class BrokerConfig(Config, frozen=True, kw_only=True):
-    """What a broker is told at its start; use :func:`load_broker_config` to fill in the rest."""
+    """The settings of a broker; :func:`load_broker_config` fills in those that are not given."""
 
     store: StoreConfig
 
@@ -542,7 +542,7 @@ class BrokerConfig(Config, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, listen_port=port, ha_listen_port=port + 1)
 
 
-#: Never changed by request 25, whatever ``configBlackList`` says.
+#: Never changed by request 25, also if ``configBlackList`` does not name them.
 ALWAYS_BLACK_LISTED: Final = _PATHS_AND_CODE | {
     info.java for info in settings(BrokerConfig) if info.kind is Path
 }

@@ -6,16 +6,16 @@ processors). :data:`IGNORED` is the one table of keys that nothing here reads, g
 key without ``=`` has no default in Java and is printed only once it is set. The type of a setting
 is that of its default.
 
-Ignoring is harmless for most of them. For the rest it is not: who switches on access control must
-not get a broker without it. Such keys may be written, but only with the value of :data:`REFUSED`;
-any other stops the start with the sentence given there. Keys of the store are refused the same way
-in :mod:`skylark.store.config`.
+Ignoring is harmless for most of them. For the rest it is not: an operator who switches on access
+control must not get a broker without it. Such keys may be written, but only with the value of
+:data:`REFUSED`; any other stops the start with the sentence given there. Keys of the store are
+refused the same way in :mod:`skylark.store.config`.
 
-A part that begins to use a setting declares it in its own config section and takes it out of the
-table. Until the second is done, the section of the store wins.
+Code that begins to use a setting declares it in its config section and takes it out of the table.
+Until the second is done, the section of the store wins.
 
-Answers to what is left of ``BrokerConfig``, ``MessageStoreConfig``, ``NettyServerConfig``,
-``NettyClientConfig`` and ``AuthConfig``.
+Counterpart of what is left of Java's ``BrokerConfig``, ``MessageStoreConfig``,
+``NettyServerConfig``, ``NettyClientConfig`` and ``AuthConfig``.
 """
 
 from __future__ import annotations

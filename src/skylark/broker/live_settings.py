@@ -1,29 +1,30 @@
 """The settings in force, as requests 25 and 26 change and show them.
 
-A :class:`BrokerConfig` never changes; a change is another one. There are two ways to follow:
+A :class:`BrokerConfig` never changes; a change makes another one. Code that uses a setting now and
+then reads ``live.current.some_setting`` each time. Code that derives something from settings, or
+that cannot know this class (the store, replication), subscribes::
 
-* keep the :class:`LiveSettings` and read ``live.current.some_setting`` whenever it is needed;
-* :meth:`LiveSettings.follow`: be called with the settings after each change. That is for parts
-  that know nothing of brokers, above all the store.
+    live.changes.subscribe(self._apply)     # called with the new BrokerConfig, after each change
+
+There is no other way by which changed settings reach a part of the broker.
 
 **Some settings wait for the next start** (:data:`READ_AT_START`): files, threads, ports or the
 broker's identity depend on them. Request 25 takes them, shows them and saves them, as Java does,
-and the log says that they wait; in ``current`` they stay what they were, so no part of the broker
-can see half a change. All others hold at once, for the next request or the next look of whoever
-works at intervals.
+and logs that they wait; in ``current`` they stay what they were, so no part of the broker sees half
+a change. All others hold at once.
 
-The version goes up by one with every change that was accepted, also if it named only keys that
-nobody knows, as in Java. Keys of the settings file that are not known here are never shown, since
-they may be secrets of something else, but they are written back when the file is.
+The version goes up by one with every change that was accepted, also if it named only unknown keys,
+as in Java. Unknown keys of the settings file are never shown, since they may be secrets of another
+program, but they are written back when the file is.
 
-Answers to Java's ``Configuration``.
+Counterpart of Java's ``Configuration``.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -38,11 +39,12 @@ from skylark.core.config import (
     unknown_keys,
     with_changes,
 )
+from skylark.core.subscribers import Subscribers
 from skylark.wire.bodies.common_body import DataVersion
 
 log = logging.getLogger(__name__)
 
-#: What request 26 says besides the settings: abilities of a broker of ours that clients look for.
+#: Entries of request 26 besides the settings: abilities of our brokers that clients look for.
 FACTS: Final = {"transactionEndIdempotent": "true"}
 #: Reason -> keys of the settings that are read at start and never again.
 START_REASONS: Final[dict[str, str]] = {
@@ -88,8 +90,6 @@ START_REASONS: Final[dict[str, str]] = {
 }
 READ_AT_START: Final = frozenset(key for keys in START_REASONS.values() for key in keys.split())
 
-SettingsListener = Callable[[BrokerConfig], None]
-
 
 class SettingsChange(msgspec.Struct, frozen=True, kw_only=True):
     """What request 25 did."""
@@ -109,13 +109,10 @@ class LiveSettings:
         """``given`` are the properties that the broker was started with, known or not."""
         self.current = config  # what is in force
         self._stated = config  # what is shown and saved: the next start has it in force
-        self._listeners: list[SettingsListener] = []
+        #: Publishes the settings in force, after each change.
+        self.changes: Subscribers[BrokerConfig] = Subscribers()
         self.version = DataVersion(timestamp=now_ms)
         self._foreign = {key: (given or {})[key] for key in unknown_keys(BrokerConfig, given or ())}
-
-    def follow(self, listener: SettingsListener) -> None:
-        """Call ``listener`` with the settings in force, after each change."""
-        self._listeners.append(listener)
 
     def update(self, changes: str | bytes, now_ms: int) -> SettingsChange:
         """Apply the properties text of request 25: all of it or nothing.
@@ -133,8 +130,7 @@ class LiveSettings:
         log.info("settings changed: %s", ", ".join(sorted(texts)))
         if waiting:
             log.warning("these settings wait for a restart: %s", ", ".join(sorted(waiting)))
-        for listener in self._listeners:
-            listener(current)
+        self.changes.publish(current)
         return SettingsChange(named=frozenset(texts), old=old, new=current, waiting=waiting)
 
     def text(self) -> str:

@@ -1,12 +1,12 @@
-"""Large tables in pages: what requests 21 and 201 answer.
+"""Pages of large tables, for requests 21 (topics) and 201 (subscription groups).
 
 The caller names the version of the table that it is reading, the number of the first entry it
-wants and how many. Entries are numbered in the order of their names. If the version is another by
-now, or is not given, the page begins at the first entry: the caller sees the new version in the
-answer and starts again. The answer also tells how many entries there are.
+wants, and how many entries. Entries are numbered in the order of their names. If the table has
+another version by now, or the caller names none, the page begins at the first entry: the caller
+sees the new version in the reply and starts again. The reply also has the number of all entries.
 
-A caller that gives none of the three gets the whole table; so do all with
-``enableSplitMetadata=false``.
+A caller that gives none of the three gets the whole table, and with ``enableSplitMetadata=false``
+every caller does.
 """
 
 from __future__ import annotations
@@ -47,4 +47,4 @@ def _same_version(text: str | None, version: DataVersion) -> bool:
     try:
         return decode_body(DataVersion, text.encode("utf-8", "replace")) == version
     except RemoteProtocolError:
-        return False  # whatever it is, it is not the version of this table
+        return False  # not a version at all

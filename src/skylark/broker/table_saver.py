@@ -1,30 +1,30 @@
-"""Keeps the tables of the broker on disk: topics and groups on change, offsets by the clock.
+"""Saves the tables of the broker: topics and groups on change, offsets and counters at intervals.
 
-Each table has a file under ``config`` (:mod:`skylark.store.config_files` says what is in it, and
+Each table has a file under ``config`` (:mod:`skylark.store.config_files` describes its content, and
 what a crash leaves). A :class:`TableSaver` owns the writing::
 
-    load_tables(files, topics, groups, offsets)             # before anything is served
     saver = TableSaver(files, clock)
-    saved = saver.add_tables(live, topics, groups, offsets)
+    topics.load(files.load(TOPICS))                                 # before anything is served
+    saved = saver.on_change(TOPICS, topics.snapshot)
     saver.every(CONSUMER_FILTERS, filters.snapshot, interval_ms=lambda: 10_000)
     await saver.start()
     ...
-    await saved.topics.written()                            # a new topic is on disk
-    await saver.stop()                                      # with a last save of what changed
+    saved.mark()
+    await saved.written()                                           # a new topic is on disk
+    await saver.stop()                                              # saves what has changed
 
-**On change**: the table is written soon after :meth:`SavedTable.mark`. What changes while a write
-is under way goes into one further write, however much it is. Whoever must not answer before the
-change is on disk awaits :meth:`SavedTable.written`: without that, a crash could leave messages of a
-topic that nobody knows any more.
+**On change**: the table is written soon after :meth:`SavedTable.mark`. Changes made while a write
+is under way go into one further write. A reply that must not leave before the change is on disk
+awaits :func:`until_saved`: otherwise a crash could leave messages of a topic that does not exist.
 
-**By the clock**: first after 10 s, then every interval, if anything changed.
+**At intervals**: first after 10 s, then every interval, if anything changed.
 
 The loop takes a snapshot, a thread encodes and writes it, one write per table at a time. A write
 that fails is logged once, not at every attempt, and tried again: after a second, or at the next
-interval. Until it succeeds the change is in memory only, and whoever waits for it hears so. Who
-would rather go on without the disk than wait for it asks :attr:`SavedTable.is_on_its_way` first.
+interval. Until it succeeds the change is in memory only, and those that await it get the error.
+:attr:`SavedTable.is_on_its_way` is for code that would rather go on without the disk than wait.
 
-Answers to Java's ``ConfigManager`` and the jobs of ``BrokerController`` that call it.
+Counterpart of Java's ``ConfigManager`` and the jobs of ``BrokerController`` that call it.
 """
 
 from __future__ import annotations
@@ -34,21 +34,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from skylark.broker.groups.consumer_offsets import OffsetTable
-from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.live_settings import LiveSettings
-from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.clock import Clock, TimerHandle
-from skylark.core.errors import StoreError
+from skylark.core.errors import BrokerError, StoreError
 from skylark.core.lifecycle import Tasks
 from skylark.store import config_tables
-from skylark.store.config_files import (
-    CONSUMER_OFFSETS,
-    SUBSCRIPTION_GROUPS,
-    TOPICS,
-    ConfigFile,
-    ConfigFiles,
-)
+from skylark.store.config_files import ConfigFile, ConfigFiles
 from skylark.store.file_system import FileSystem
 
 log = logging.getLogger(__name__)
@@ -89,7 +80,7 @@ class SavedTable(Generic[TableT]):
         self._snapshot = snapshot
         self._changes = changes
         self._changes_seen = changes() if changes is not None else 0
-        # What is on disk, where nobody counts the changes.
+        # What is on disk, for a table that does not count its changes.
         self._last = snapshot() if interval_ms is not None and changes is None else None
         self._marked = 0
         self._written = 0
@@ -104,10 +95,7 @@ class SavedTable(Generic[TableT]):
 
     @property
     def is_on_its_way(self) -> bool:
-        """Whether the disk lacks a change and takes what it is given, as far as is known.
-
-        Not so from a write that failed until one that does not: nobody knows when that is.
-        """
+        """Whether the disk lacks a change, and the last write did not fail."""
         return self._written < self._marked and not self.failed
 
     def mark(self) -> None:
@@ -116,7 +104,7 @@ class SavedTable(Generic[TableT]):
         self._saver.write_soon(self)
 
     def mark_if_changed(self) -> None:
-        """Look for changes, of a table that does not tell."""
+        """Compare with the last write, for a table that is saved at intervals."""
         if self._changes is not None:
             changes = self._changes()
             changed, self._changes_seen = changes != self._changes_seen, changes
@@ -142,15 +130,15 @@ class SavedTable(Generic[TableT]):
             try:
                 table = self._snapshot()
                 await self._saver.save(self._file, table)
-            except Exception as error:  # noqa: BLE001 - whoever waits must hear of it
-                self._note_failure(error)
+            except Exception as error:  # noqa: BLE001 - raised in those that wait
+                self._write_failed(error)
                 return error
             if self._last is not None:
                 self._last = table
-            self._note_success(marked)
+            self._write_succeeded(marked)
         return None
 
-    def _note_failure(self, error: Exception) -> None:
+    def _write_failed(self, error: Exception) -> None:
         if not self.failed:
             log.error(
                 "%s cannot be saved, changes hold until restart: %s",
@@ -164,7 +152,7 @@ class SavedTable(Generic[TableT]):
             if not waiter.done():
                 waiter.set_exception(error)
 
-    def _note_success(self, marked: int) -> None:
+    def _write_succeeded(self, marked: int) -> None:
         if self.failed:
             log.info("%s is saved again", self.name)
         self.failed = False
@@ -176,7 +164,7 @@ class SavedTable(Generic[TableT]):
 
 
 class SavedTables(NamedTuple):
-    """The tables that a broker cannot be without."""
+    """Topics, groups and offsets."""
 
     topics: SavedTable[config_tables.TopicTable]
     groups: SavedTable[config_tables.SubscriptionGroupTable]
@@ -210,29 +198,11 @@ class TableSaver:
         interval_ms: Callable[[], int],
         changes: Callable[[], int] | None = None,
     ) -> SavedTable[TableT]:
-        """Write the table by the clock, if it has changed.
+        """Write the table at intervals, if it has changed.
 
         ``changes`` is a number that goes up with each change; without it, snapshots are compared.
         """
         return self._add(SavedTable(self, file, snapshot, interval_ms=interval_ms, changes=changes))
-
-    def add_tables(
-        self, live: LiveSettings, topics: TopicTable, groups: GroupTable, offsets: OffsetTable
-    ) -> SavedTables:
-        """Write topics and groups on change, offsets by the clock."""
-        saved = SavedTables(
-            topics=self.on_change(TOPICS, topics.snapshot),
-            groups=self.on_change(SUBSCRIPTION_GROUPS, groups.snapshot),
-            offsets=self.every(
-                CONSUMER_OFFSETS,
-                offsets.snapshot,
-                interval_ms=lambda: live.current.flush_consumer_offset_interval,
-                changes=lambda: offsets.change_count,
-            ),
-        )
-        topics.subscribe(lambda _change: saved.topics.mark())
-        groups.subscribe(saved.groups.mark)
-        return saved
 
     async def start(self) -> None:
         self.is_running = True
@@ -322,10 +292,15 @@ class SettingsFile:
                 await self._in_thread(self._files.write_atomic, path, self._live.encode())
 
 
-def load_tables(
-    files: ConfigFiles, topics: TopicTable, groups: GroupTable, offsets: OffsetTable
-) -> None:
-    """Read what the last run has left; raises StoreError if there is something unreadable."""
-    topics.load(files.load(TOPICS))
-    groups.load(files.load(SUBSCRIPTION_GROUPS))
-    offsets.load(files.load(CONSUMER_OFFSETS))
+async def until_saved(*tables: SavedTable[Any]) -> None:
+    """Wait until the disk has what a reply acknowledges; raises BrokerError if it cannot."""
+    try:
+        for table in tables:
+            await table.written()
+    except StoreError as error:
+        raise not_saved(error) from error
+
+
+def not_saved(error: StoreError) -> BrokerError:
+    """The reply to a change that was made in memory only; the saver has logged the cause."""
+    return BrokerError(f"the change holds until restart, it could not be saved: {error}")

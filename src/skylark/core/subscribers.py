@@ -3,8 +3,8 @@
 ::
 
     changes: Subscribers[Config] = Subscribers()
-    changes.subscribe(store.follow)
-    changes.publish(config)         # calls store.follow(config)
+    changes.subscribe(store.apply_settings)
+    changes.publish(config)         # calls store.apply_settings(config)
 
 Subscribers are called at once, in the order in which they subscribed, by the code that publishes:
 when ``publish`` returns, every one of them works with the new value. A subscriber that raises ends

@@ -190,7 +190,7 @@ class LocalBroker:
     @faults.setter
     def faults(self, plan: FaultPlan | None) -> None:
         self._faults = plan
-        for server in self.broker.graph.servers:
+        for server in self.broker.features.endpoint.servers:
             dispatcher = server.dispatcher
             others = [it for it in dispatcher.interceptors if not isinstance(it, RequestFaults)]
             if plan is not None:
@@ -238,7 +238,7 @@ class LocalBroker:
         )
         await broker.start()
         self._exit.push_async_callback(self._in_time, broker.stop)
-        await broker.graph.registration.announced()
+        await broker.features.registration.announced()
         if self._virtual is not None:
             self._exit.callback(self._virtual.on_advance(broker.clock_advanced))
 

@@ -86,8 +86,8 @@ async def test_nothing_is_lost_by_a_restart(tmp_path: Path, flush: str) -> None:
     async with running(second := broker_of(tmp_path, flushDiskType=flush)) as client:
         address = str(second.address)
         assert await pull_all(client, address) == sent
-        assert second.graph.topics.get("T") is not None
-        assert second.graph.offsets.get("g", "T", 0) == 7
+        assert second.features.topics.table.get("T") is not None
+        assert second.features.groups.offsets.get("g", "T", 0) == 7
         answer = await client.call(address, send_request(b"more"))
         assert (answer.ext or {})["queueOffset"] == str(MESSAGE_COUNT)
 
@@ -120,7 +120,7 @@ async def test_a_stop_answers_held_pulls(tmp_path: Path) -> None:
     # Requests of a connection are handled in order: when this is answered, the pull is held.
     await asyncio.sleep(0)
     await client.call(address, Command(code=RequestCode.GET_MAX_OFFSET, ext=pull_request(1).ext))
-    assert len(broker.graph.pulls.held) == 1
+    assert len(broker.features.pull.service.held) == 1
     await broker.stop()
     assert (await held).code == 19
     await client.close()
@@ -135,7 +135,7 @@ async def test_it_is_registered_while_it_runs(tmp_path: Path) -> None:
         broker = broker_of(tmp_path, namesrvAddr=str(namesrv.address))
         async with running(broker) as client:
             await client.call(str(broker.address), send_request(b"x"))
-            await broker.graph.registration.announced()
+            await broker.features.registration.announced()
             found = await client.call(str(namesrv.address), route)
             assert found.code == 0
             assert str(broker.address).encode() in (found.body or b"")
@@ -153,7 +153,7 @@ async def test_whoever_waits_until_it_is_announced_finds_it(tmp_path: Path) -> N
         broker = broker_of(tmp_path, namesrvAddr=str(name_server.address))
         async with running(broker):
             await broker.announced(timeout_s=30)
-            assert set(broker.graph.registration.states.values()) == {True}
+            assert set(broker.features.registration.states.values()) == {True}
     finally:
         await name_server.stop()
 
@@ -163,7 +163,7 @@ async def test_a_name_server_that_says_nothing_is_waited_for_so_long_only(tmp_pa
         broker = broker_of(tmp_path, namesrvAddr=f"127.0.0.1:{silent.getsockname()[1]}")
         async with running(broker):
             await broker.announced(timeout_s=0.05)
-            assert set(broker.graph.registration.states.values()) == {None}
+            assert set(broker.features.registration.states.values()) == {None}
 
 
 async def test_two_brokers_cannot_have_one_store(tmp_path: Path) -> None:

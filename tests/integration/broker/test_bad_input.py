@@ -102,7 +102,7 @@ async def attacked(root: Path, **given: str) -> AsyncIterator[Broker]:
     await broker.start()
     try:
         for name in ("T", WITNESSED):
-            broker.graph.topics.update(TopicConfig(topic_name=name))
+            broker.features.topics.table.update(TopicConfig(topic_name=name))
         stop = asyncio.Event()
         async with raw_peer(broker.address) as peer:
             witness = Witness(peer)
@@ -163,10 +163,10 @@ async def test_every_request_with_bad_fields_and_bodies(tmp_path: Path) -> None:
     rng = random.Random(5)
     refused = request_count = 0
     async with attacked(tmp_path) as broker:
-        handled = broker.graph.server.dispatcher.codes
+        handled = broker.features.endpoint.server.dispatcher.codes
         for row in rows():
             assert row.code in handled
-            broker.graph.topics.update(TopicConfig(topic_name="T"))
+            broker.features.topics.table.update(TopicConfig(topic_name="T"))
             requests = list(bad_requests(row, rng))
             async with raw_peer(broker.address) as peer:
                 answers = await exchange(peer, requests)
@@ -332,11 +332,11 @@ async def test_a_client_that_never_reads(tmp_path: Path) -> None:
             writer.write(deaf)
         # What it asked for is 1.6 GB; what is held for it stays within a few answers.
         async with LoopClock().timeout(10):
-            while broker.graph.held_size() < 1_000_000:
+            while broker.features.endpoint.held_size() < 1_000_000:
                 await LoopClock().sleep(0.01)
         for _ in range(20):
             await LoopClock().sleep(0.01)
-            assert broker.graph.held_size() < 32 << 20
+            assert broker.features.endpoint.held_size() < 32 << 20
         assert not reader.at_eof()
         writer.transport.abort()
 
@@ -351,12 +351,12 @@ async def test_requests_that_are_held_are_counted_with_their_headers(tmp_path: P
             waiting.opaque = opaque
             writer.write(encode_frame(waiting))
         async with LoopClock().timeout(10):
-            while broker.graph.held_size() < 30 << 20:
+            while broker.features.endpoint.held_size() < 30 << 20:
                 await LoopClock().sleep(0.01)
         async with raw_peer(broker.address) as peer:
             for _ in range(20):  # so often did the broker look at its sockets again
                 await peer.call(Command(code=28, ext={}))
-        assert len(broker.graph.pulls.held) < 40, "the others stay with the client"
+        assert len(broker.features.pull.service.held) < 40, "the others stay with the client"
         writer.transport.abort()
 
 
@@ -370,8 +370,8 @@ async def test_heartbeats_with_hostile_names(tmp_path: Path) -> None:
         )
         answer = await peer.call(Command(code=34, ext={}, body=encode_body(data)))
         assert answer.code == 0
-        assert broker.graph.producers.connection_list("p") is not None
-        assert broker.graph.producers.connection_list("p" * (1 << 20)) is None
+        assert broker.features.groups.producers.connection_list("p") is not None
+        assert broker.features.groups.producers.connection_list("p" * (1 << 20)) is None
 
 
 @on_both_loops
@@ -385,7 +385,7 @@ async def test_more_connections_than_allowed(tmp_path: Path) -> None:
             assert (await peer.call(send())).code == 0
         await allowed.pop().close()
         async with LoopClock().timeout(10):
-            while len(broker.graph.server.connections) == 2_000:
+            while len(broker.features.endpoint.server.connections) == 2_000:
                 await LoopClock().sleep(0.01)
         async with raw_peer(broker.address) as peer:
             assert (await peer.call(send())).code == 0

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from skylark.broker.app import Broker
-from skylark.broker.composition import BrokerGraph
 from skylark.broker.config import load_broker_config
 from skylark.broker.overload.overload_guard import Reason
 from skylark.core.clock import LoopClock, TimerHandle
@@ -137,7 +136,7 @@ async def test_sends_behind_a_stalled_append_are_refused() -> None:
             assert 440 <= waited_ms < 5_000
         assert (await other.answer()).code == 0, "a pull may wait for longer"
         assert (await third.answer()).code == 0, "and a heartbeat"
-        assert broker.graph.guard.refused_counts[Reason.PAGE_CACHE_BUSY] == 2
+        assert broker.features.overload.guard.refused_counts[Reason.PAGE_CACHE_BUSY] == 2
         for client in (busy, other, third):
             assert (await client.call(send_message())).code == 0
 
@@ -152,30 +151,30 @@ async def test_sends_that_waited_for_other_reasons_are_refused(tmp_path: Path) -
             threading.Event().wait(0.25)
             return response_to(request, 0)
 
-        broker.graph.server.dispatcher.add_hot(WORK, work)
+        broker.features.endpoint.server.dispatcher.add_hot(WORK, work)
         assert (await busy.call(Command(code=WORK))).code == 0
         refused = await other.answer()
         assert refused.code == 2
         assert (refused.remark or "").startswith("[TIMEOUT_CLEAN_QUEUE]broker busy, start flow ")
         assert (await other.answer()).code == 0
-        counts = broker.graph.guard.refused_counts
+        counts = broker.features.overload.guard.refused_counts
         assert (counts[Reason.WAITED], counts[Reason.PAGE_CACHE_BUSY]) == (1, 0)
         assert (await other.call(send_message())).code == 0
 
 
-async def sleep_and(graph: BrokerGraph, work: Callable[[], None]) -> None:
-    await graph.clock.sleep(0.01)
+async def sleep_and(broker: Broker, work: Callable[[], None]) -> None:
+    await broker.context.clock.sleep(0.01)
     work()
 
 
 #: How turns of the loop come about that read no bytes: services live on these.
-WAYS: dict[str, Callable[[BrokerGraph, Callable[[], None]], object]] = {
-    "timer": lambda graph, work: graph.clock.call_later(0.01, work),
-    "task that slept": lambda graph, work: asyncio.ensure_future(sleep_and(graph, work)),
-    "timer that wakes a task": lambda graph, work: graph.clock.call_later(
+WAYS: dict[str, Callable[[Broker, Callable[[], None]], object]] = {
+    "timer": lambda broker, work: broker.context.clock.call_later(0.01, work),
+    "task that slept": lambda broker, work: asyncio.ensure_future(sleep_and(broker, work)),
+    "timer that wakes a task": lambda broker, work: broker.context.clock.call_later(
         0.01, lambda: asyncio.get_running_loop().call_soon(work)
     ),
-    "thread of the store": lambda graph, work: graph.store._post(work),
+    "thread of the store": lambda broker, work: broker.features.store._post(work),
 }
 
 
@@ -184,7 +183,7 @@ WAYS: dict[str, Callable[[BrokerGraph, Callable[[], None]], object]] = {
 @pytest.mark.spec("broker.13.22")
 async def test_sends_that_waited_for_a_service_are_refused(tmp_path: Path, way: str) -> None:
     async with running(tmp_path) as broker, clients(broker, 1) as (client,):
-        begun = WAYS[way](broker.graph, lambda: stall(client))
+        begun = WAYS[way](broker, lambda: stall(client))
         refused = await client.answer()
         assert refused.code == 2
         assert (refused.remark or "").startswith("[TIMEOUT_CLEAN_QUEUE]broker busy, start flow ")
@@ -205,7 +204,7 @@ async def test_sends_that_waited_for_a_saved_table_are_refused(tmp_path: Path) -
     async with running(tmp_path) as broker, clients(broker, 1) as (client,):
 
         async def save() -> None:
-            await broker.graph.saver._in_thread(lambda: None)
+            await broker.features.saver._in_thread(lambda: None)
             stall(client)
 
         saving = asyncio.create_task(save())
@@ -219,10 +218,10 @@ async def test_the_first_send_after_60_idle_seconds_is_accepted(tmp_path: Path) 
     clock = ShiftedClock()
     async with running(tmp_path, clock=clock) as broker, clients(broker, 1) as (client,):
         for _ in range(3):
-            await until(lambda: not broker.graph.loop_watch.in_turn)  # it idles
+            await until(lambda: not broker.context.loop_watch.in_turn)  # it idles
             clock.shift_s += 60
             assert (await client.call(send_message())).code == 0
-        assert broker.graph.guard.refused_counts[Reason.WAITED] == 0
+        assert broker.features.overload.guard.refused_counts[Reason.WAITED] == 0
 
 
 @on_both_loops
@@ -236,7 +235,7 @@ async def test_with_fast_failure_off_nobody_is_refused(tmp_path: Path) -> None:
             threading.Event().wait(0.25)
             return response_to(request, 0)
 
-        broker.graph.server.dispatcher.add_hot(WORK, work)
+        broker.features.endpoint.server.dispatcher.add_hot(WORK, work)
         client.send(Command(code=WORK), send_message())
         assert [(await client.answer()).code for _ in range(2)] == [0, 0]
 
@@ -254,14 +253,16 @@ async def test_a_client_that_never_reads_pins_one_file_and_harms_nobody(tmp_path
     async with running(tmp_path) as broker, clients(broker, 1) as (client,):
         for _ in range(4):  # the log goes on in a second file
             assert (await client.call(send_message(body))).code == 0
-        files = broker.graph.store.log.files
+        files = broker.features.store.log.files
         assert len(files.files) == 2
         first = files.files[0]
         deaf = RawClient(broker.address, receive_size=4096)
         deaf.send(*[pull_messages(offset) for offset in (1, 2, 1, 2, 1, 2)])
-        await until(lambda: any(c.write_paused for c in broker.graph.connections()))
+        await until(lambda: any(c.write_paused for c in broker.features.endpoint.connections))
         assert first.leases == 1
-        assert 0 < broker.graph.held_size() < 4_000_000, "one answer of six is on its way"
+        assert 0 < broker.features.endpoint.held_size() < 4_000_000, (
+            "one answer of six is on its way"
+        )
         # Others are served, and the file is deleted as soon as nobody reads it any more.
         for _ in range(20):
             assert (await client.call(send_message())).code == 0
@@ -271,7 +272,7 @@ async def test_a_client_that_never_reads_pins_one_file_and_harms_nobody(tmp_path
         assert files.retired_count == 1
         deaf.close()
         await until(lambda: first.leases == 0)
-        await until(lambda: broker.graph.held_size() == 0)
+        await until(lambda: broker.features.endpoint.held_size() == 0)
         answer = await client.call(pull_messages(1))
         assert next(iter_records(answer.body or b"")).queue_offset > 1, "the file is gone"
 
@@ -283,10 +284,10 @@ async def test_a_broker_stops_although_a_client_does_not_read(tmp_path: Path) ->
         await client.call(send_message(body))
         deaf = RawClient(broker.address, receive_size=4096)
         deaf.send(*[pull_messages(1)] * 4)
-        await until(lambda: any(c.write_paused for c in broker.graph.connections()))
-        (file,) = broker.graph.store.log.files.files
+        await until(lambda: any(c.write_paused for c in broker.features.endpoint.connections))
+        (file,) = broker.features.store.log.files.files
         assert file.leases == 1
-        for connection in broker.graph.connections():
+        for connection in broker.features.endpoint.connections:
             connection.abort()  # as the grace time would, later
         await broker.stop()
         assert file.leases == 0
@@ -312,4 +313,4 @@ async def test_a_consumer_that_reads_slowly_gets_everything_in_order(tmp_path: P
             firsts.append(next(iter_records(answer.body or b"")).body)
         assert firsts == bodies
         slow.close()
-        await until(lambda: sum(f.leases for f in broker.graph.store.log.files.files) == 0)
+        await until(lambda: sum(f.leases for f in broker.features.store.log.files.files) == 0)

@@ -30,7 +30,7 @@ SYNC = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": "2"}
 async def fill(place: Pair, count: int, start: int = 0) -> None:
     for number in range(start, start + count):
         assert (await place.send(b"m%d" % number)).code == 0
-    place.master.graph.groups.find("g")  # created, as by its first pull
+    place.master.features.groups.table.find("g")  # created, as by its first pull
 
 
 @asynccontextmanager
@@ -55,20 +55,23 @@ async def test_a_slave_has_the_log_the_topics_and_the_offsets_of_its_master(
         await place.start_slave()
         await place.followed()
         assert place.same_logs()
-        question = {"logOffset": str(place.master.graph.store.log.max_offset), "size": "100"}
+        question = {
+            "logOffset": str(place.master.features.store.log.max_offset),
+            "size": "100",
+        }
         answers = [
             await place.call(broker, RequestCode.LOG_CHECK, question)
             for broker in (place.master, place.slave)
         ]
         assert answers[0].code == 0
         assert answers[0].ext == answers[1].ext
-        topic = place.slave.graph.topics.get("T")
+        topic = place.slave.features.topics.table.get("T")
         assert topic is not None
-        assert topic == place.master.graph.topics.get("T")
+        assert topic == place.master.features.topics.table.get("T")
         assert place.committed(place.slave) == 7
-        assert "g" in place.slave.graph.groups
+        assert "g" in place.slave.features.groups.table
         await fill(place, 5, 20)
-        await until(lambda: place.slave.graph.store.reader.max_offset("T", 0) == 25)
+        await until(lambda: place.slave.features.store.reader.max_offset("T", 0) == 25)
         found = await place.pull(place.slave)
         assert bodies(found) == [b"m%d" % number for number in range(25)]
 
@@ -95,11 +98,11 @@ async def test_a_slave_refuses_what_only_a_master_does(tmp_path: Path) -> None:
         back = {"offset": "0", "group": "g", "delayLevel": "0"}
         answer = await place.call(place.slave, RequestCode.CONSUMER_SEND_MSG_BACK, back)
         assert answer.code == ResponseCode.SYSTEM_ERROR
-        graph = place.slave.graph
-        assert graph.timer is None
-        assert not graph.schedule.is_running
+        features = place.slave.features
+        assert features.delay.timer is None
+        assert not features.delay.schedule.is_running
         with pytest.raises(ServiceNotAvailableError):
-            _ = graph.transactions.rounds
+            _ = features.transaction.service.rounds
 
 
 @pytest.mark.spec("store.12.44")
@@ -126,8 +129,8 @@ async def test_readers_do_not_wait_for_the_slave(tmp_path: Path) -> None:
     async with pair(tmp_path) as place:
         await place.start_master(**SYNC, slaveTimeout="5000")
         sending = asyncio.create_task(place.send(b"first"))
-        await until(lambda: "T" in place.master.graph.topics)
-        await until(lambda: place.master.graph.store.reader.max_offset("T", 0) == 1)
+        await until(lambda: "T" in place.master.features.topics.table)
+        await until(lambda: place.master.features.store.reader.max_offset("T", 0) == 1)
         assert bodies(await place.pull(place.master)) == [b"first"]
         assert not sending.done()
         await place.start_slave()
@@ -154,9 +157,9 @@ async def test_without_any_slave_a_master_of_4x_says_so_at_once(tmp_path: Path) 
 async def test_messages_wake_a_pull_that_waits_at_the_slave(tmp_path: Path) -> None:
     async with following(tmp_path, 1) as place:
         await place.stop("master")
-        await until(lambda: place.slave.graph.replication.status.is_cut_off)
+        await until(lambda: place.slave.features.replication.service.status.is_cut_off)
         held = asyncio.create_task(place.pull(place.slave, 1, sys_flag=6))
-        await until(lambda: len(place.slave.graph.pulls.held) == 1)
+        await until(lambda: len(place.slave.features.pull.service.held) == 1)
         await place.start_master()
         await fill(place, 1, 1)
         assert bodies(await held) == [b"m1"]
@@ -202,22 +205,24 @@ async def test_tables_follow_the_master(tmp_path: Path) -> None:
         await place.start_master()
         await place.start_slave()
         await fill(place, 3)
-        graph = place.master.graph
-        graph.topics.update(
+        features = place.master.features
+        features.topics.table.update(
             TopicConfig(topic_name="ordered", read_queue_nums=3, write_queue_nums=3, order=True)
         )
-        graph.groups.update(SubscriptionGroupConfig(group_name="slow", consume_enable=False))
-        await until(lambda: "ordered" in place.slave.graph.topics)
-        await until(lambda: "slow" in place.slave.graph.groups)
-        assert place.slave.graph.topics.is_order("ordered")
-        await until(lambda: place.slave.graph.store.reader.max_offset("T", 0) == 3)
+        features.groups.table.update(
+            SubscriptionGroupConfig(group_name="slow", consume_enable=False)
+        )
+        await until(lambda: "ordered" in place.slave.features.topics.table)
+        await until(lambda: "slow" in place.slave.features.groups.table)
+        assert place.slave.features.topics.table.is_order("ordered")
+        await until(lambda: place.slave.features.store.reader.max_offset("T", 0) == 3)
         ext = {"topic": "T"}
         answer = await place.call(place.master, RequestCode.DELETE_TOPIC_IN_BROKER, ext)
         assert answer.code == 0
-        await until(lambda: "T" not in place.slave.graph.topics)
-        assert place.slave.graph.store.reader.max_offset("T", 0) == 0
+        await until(lambda: "T" not in place.slave.features.topics.table)
+        assert place.slave.features.store.reader.max_offset("T", 0) == 0
         await fill(place, 1)
-        await until(lambda: place.slave.graph.store.reader.max_offset("T", 0) == 1)
+        await until(lambda: place.slave.features.store.reader.max_offset("T", 0) == 1)
 
 
 async def test_name_servers_know_the_topics_of_the_slave_as_well(tmp_path: Path) -> None:
@@ -225,7 +230,7 @@ async def test_name_servers_know_the_topics_of_the_slave_as_well(tmp_path: Path)
         await place.start_master()
         await place.start_slave()
         await fill(place, 1)
-        await until(lambda: "T" in place.slave.graph.topics)
+        await until(lambda: "T" in place.slave.features.topics.table)
         await place.stop("master")
         tables = place.name_server.tables
 
@@ -243,7 +248,7 @@ async def test_both_roles_tell_how_replication_stands(tmp_path: Path) -> None:
         await fill(place, 2)
         answer = await place.call(place.master, RequestCode.GET_BROKER_HA_STATUS)
         status = decode_body(HARuntimeInfo, answer.body or b"")
-        end = place.master.graph.store.log.max_offset
+        end = place.master.features.store.log.max_offset
         assert (status.master, status.in_sync_slave_nums) == (True, 1)
         assert status.master_commit_log_max_offset == end
         (link,) = status.ha_connection_info
@@ -278,7 +283,7 @@ async def test_metrics_tell_how_replication_stands(tmp_path: Path) -> None:
 
 def samples(broker: Broker) -> dict[str, str]:
     """The metrics of replication, by name."""
-    lines = "".join(broker.graph.exporter._registry.render_parts()).splitlines()
+    lines = "".join(broker.features.stats.exporter._registry.render_parts()).splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if line.startswith("skylark_ha_"))
     return {name.partition("{")[0]: value for name, value in pairs}
 
@@ -303,8 +308,8 @@ async def diverged(place: Pair) -> None:
     await place.start_master()
     await fill(place, 1)
     await place.start_slave()
-    graph = place.slave.graph
-    await until(lambda: graph.replication.status.phase == SlavePhase.DIVERGED.name)
+    features = place.slave.features
+    await until(lambda: features.replication.service.status.phase == SlavePhase.DIVERGED.name)
 
 
 async def test_a_slave_that_has_other_bytes_stops_and_says_so(
@@ -319,7 +324,7 @@ async def test_a_slave_that_has_other_bytes_stops_and_says_so(
         rows = await runtime_rows(place, "slave")
         assert rows["haPhase"] == "DIVERGED"
         assert "this log ends at" in rows["haDivergence"]
-        assert place.slave.graph.store.reader.max_offset("T", 0) == 2
+        assert place.slave.features.store.reader.max_offset("T", 0) == 2
         await place.stop("slave")
         await place.start_slave(haTruncateAhead="true")
         await place.followed()
@@ -332,16 +337,16 @@ async def test_an_orderly_stop_leaves_the_slave_with_everything(tmp_path: Path) 
         await place.start_slave()
         await place.followed()
         await asyncio.gather(*(place.send(b"x" * 1000) for _ in range(100)))
-        end = place.master.graph.store.log.max_offset
+        end = place.master.features.store.log.max_offset
         await place.stop("master")
-        assert place.slave.graph.store.log.max_offset == end
+        assert place.slave.features.store.log.max_offset == end
 
 
 async def test_a_master_without_slaves_stops_at_once(tmp_path: Path) -> None:
     async with pair(tmp_path) as place:
         await place.start_master(**SYNC, slaveTimeout="60000")
         sending = asyncio.create_task(place.send(b"x"))
-        await until(lambda: place.master.graph.replication.status.waiting_count == 1)
+        await until(lambda: place.master.features.replication.service.status.waiting_count == 1)
         clock = LoopClock()
         began_at = clock.monotonic()
         await place.stop("master")
@@ -365,14 +370,14 @@ async def test_a_consumer_goes_on_at_the_slave_and_then_at_the_master(tmp_path: 
             seen.append(message.body)
 
         async with consumer:
-            await until(lambda: place.master.graph.store_stats.found_count > 0)
+            await until(lambda: place.master.features.stats.store_stats.found_count > 0)
             await place.stop("master")
             may_read.set()
             await until(lambda: len(seen) == 10)
-            await until(lambda: place.slave.graph.pulls.held)  # it has come to the slave
-        assert place.slave.graph.offsets.get("readers", "T", 0) == 10
+            await until(lambda: place.slave.features.pull.service.held)  # it has come to the slave
+        assert place.slave.features.groups.offsets.get("readers", "T", 0) == 10
         await place.start_master()
-        await until(lambda: place.master.graph.offsets.get("readers", "T", 0) == 10)
+        await until(lambda: place.master.features.groups.offsets.get("readers", "T", 0) == 10)
 
 
 async def test_a_consumer_may_begin_while_the_master_is_away(tmp_path: Path) -> None:
@@ -393,15 +398,15 @@ async def test_a_consumer_may_begin_while_the_master_is_away(tmp_path: Path) -> 
 
             async with consumer:
                 await until(
-                    lambda: ("T", 0) in place.slave.graph.pulls.waiting.awaited
+                    lambda: ("T", 0) in place.slave.features.pull.service.waiting.awaited
                 )  # at its end
             assert len(seen) == expected
-            assert place.slave.graph.offsets.get("newcomers", "T", 0) == 10
+            assert place.slave.features.groups.offsets.get("newcomers", "T", 0) == 10
         await place.start_master()
-        await until(lambda: place.master.graph.offsets.get("newcomers", "T", 0) == 10)
-        assert "newcomers" in place.master.graph.groups
+        await until(lambda: place.master.features.groups.offsets.get("newcomers", "T", 0) == 10)
+        assert "newcomers" in place.master.features.groups.table
         await place.copied()
-        assert "newcomers" in place.slave.graph.groups
+        assert "newcomers" in place.slave.features.groups.table
 
 
 async def test_a_slave_that_becomes_the_master_delivers_what_is_left(tmp_path: Path) -> None:
@@ -410,10 +415,10 @@ async def test_a_slave_that_becomes_the_master_delivers_what_is_left(tmp_path: P
         await place.start_slave()
         assert (await place.send(b"soon", properties="DELAY\x011\x02")).code == 0
         assert (await place.send(b"later", properties="DELAY\x012\x02")).code == 0
-        reader = place.master.graph.store.reader
+        reader = place.master.features.store.reader
         await until(lambda: reader.max_offset("T", 0) == 1)
         await place.followed()
-        copies = place.slave.graph.slave
+        copies = place.slave.features.slave.sync
         assert copies is not None
         await until(lambda: copies.delays().offset_table.get(1) == 1)
         await place.stop("master")
@@ -421,7 +426,7 @@ async def test_a_slave_that_becomes_the_master_delivers_what_is_left(tmp_path: P
         (place.root / "master").rename(place.root / "old master")
         (place.root / "slave").rename(place.root / "master")
         await place.start_master()
-        graph = place.master.graph
-        await until(lambda: graph.store.reader.max_offset("T", 0) == 2)
+        features = place.master.features
+        await until(lambda: features.store.reader.max_offset("T", 0) == 2)
         found = await place.pull(place.master)
         assert bodies(found) == [b"soon", b"later"], "each once"

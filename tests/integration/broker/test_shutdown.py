@@ -14,6 +14,7 @@ import pytest
 from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
 from skylark.core.clock import LoopClock
+from skylark.core.lifecycle import LifecycleError
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 from skylark.net.client import RemotingClient
@@ -74,12 +75,12 @@ def heartbeat(client_id: str) -> Command:
 async def test_an_idle_connection_is_closed_after_two_minutes(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         assert (await world.send()).code == 0
-        (connection,) = world.graph.server.connections
+        (connection,) = world.features.endpoint.server.connections
         await world.clock.advance(seconds=119, clients_alive=False)
         assert not connection.is_closing
         await world.clock.advance(seconds=2, clients_alive=False)
         assert connection.closed.done()
-        assert world.graph.server.connections == set()
+        assert world.features.endpoint.server.connections == set()
 
 
 @on_both_loops
@@ -107,7 +108,7 @@ class Slow:
 
     def __init__(self, broker: Broker) -> None:
         self.gate = asyncio.Event()
-        broker.graph.server.dispatcher.add_cold(SLOW, self.handle)
+        broker.features.endpoint.server.dispatcher.add_cold(SLOW, self.handle)
 
     async def handle(self, _connection: object, request: Command) -> Command:
         await self.gate.wait()
@@ -127,7 +128,7 @@ async def test_a_broker_that_stops_sends_new_clients_away_and_serves_old_ones(
     waiting.send(Command(code=SLOW))
     held = RawClient(broker.address)
     held.send(pull_messages(1, sys_flag=6))
-    await until(lambda: len(broker.graph.pulls.held) == 1)
+    await until(lambda: len(broker.features.pull.service.held) == 1)
     stopping = asyncio.create_task(broker.stop())
     assert (await held.answer()).code == 19, "what is held is answered"
     for code in (RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE, RequestCode.HEART_BEAT):
@@ -156,16 +157,16 @@ async def test_a_client_that_is_sent_away_repeats_once_and_its_caller_sees_one_s
     assert (await client.call(address, send_message(b"before"))).code == 0
     blocking = RawClient(old.address)
     blocking.send(Command(code=SLOW))
-    await until(lambda: len(old.graph.server.dispatcher.tasks) == 1)
+    await until(lambda: len(old.features.endpoint.server.dispatcher.tasks) == 1)
     stopping = asyncio.create_task(old.stop())
-    await until(lambda: old.graph.server.dispatcher.shutting_down)
+    await until(lambda: old.features.endpoint.server.dispatcher.shutting_down)
     new = await started_on(tmp_path / "new", port)
     answer = await client.call(address, send_message(b"once"))
     assert (answer.code, (answer.ext or {})["queueOffset"]) == (0, "0")
     slow.gate.set()
     await stopping
-    assert new.graph.stats.topic_puts["T"].count == 1
-    assert old.graph.stats.topic_puts["T"].count == 1, "the message before"
+    assert new.features.stats.broker_stats.topic_puts["T"].count == 1
+    assert old.features.stats.broker_stats.topic_puts["T"].count == 1, "the message before"
     blocking.close()
     await client.close()
     await new.stop()
@@ -197,7 +198,7 @@ async def stopping_on_a_stuck_disk(
     gate = files.gate = Gate()
     try:
         stopping = asyncio.create_task(broker.stop())
-        await until(lambda: broker.graph.store.reader.shut_down)
+        await until(lambda: broker.features.store.reader.shut_down)
         assert await asyncio.to_thread(gate.wait_reached)
         yield stopping
     finally:
@@ -290,7 +291,7 @@ async def test_a_name_server_of_the_same_loop_answers_during_a_long_recovery(
     assert not starting.done()
     threading.Timer(0.01, gate.open).start()
     await starting
-    await broker.graph.registration.announced()
+    await broker.features.registration.announced()
     assert (await remoting.call(str(namesrv.address), route)).code == 0
     assert (await remoting.call(str(broker.address), pull_messages())).code == 0
     await remoting.close()
@@ -331,7 +332,7 @@ async def test_a_broker_that_is_stopped_while_it_starts(tmp_path: Path) -> None:
     assert not stopping.done()
     gate.open()
     await stopping
-    with pytest.raises(RuntimeError, match="was stopped while it started"):
+    with pytest.raises(LifecycleError, match="was stopped while it started"):
         await starting
     async with running(broker_of(Path("/b"), files)):  # nobody has the store
         pass

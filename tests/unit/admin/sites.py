@@ -41,7 +41,7 @@ class Site:
 
     async def fall_silent(self, name: str) -> None:
         """The broker answers nobody any more, and the name server does not know yet."""
-        for server in self.brokers[name].graph.servers:
+        for server in self.brokers[name].features.endpoint.servers:
             await server.stop(0.1)
 
     async def send(self, *messages: Message, **given: Any) -> list[SendResult]:

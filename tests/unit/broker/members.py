@@ -69,7 +69,7 @@ class Member:
 
     def grow_old(self, group: str, version: int) -> None:
         """Have the broker believe that the client is of another version."""
-        joined = self._world.graph.consumers.group(group)
+        joined = self._world.features.groups.consumers.group(group)
         assert joined is not None
         for member in joined.members.values():
             if member.channel.client_id == self.client_id:

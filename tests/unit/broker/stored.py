@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from skylark.broker.api import ApiInterceptor
-from skylark.broker.app import Broker
-from skylark.broker.composition import BrokerGraph
+from skylark.broker.app import Broker, BrokerFeatures
+from skylark.broker.base_features import BrokerContext
 from skylark.broker.config import load_broker_config
 from skylark.net.client import RemotingClient
 from skylark.net.limits import NetLimits
@@ -53,8 +53,12 @@ class Stored:
         self.client = RemotingClient(network, clock, limits=limits)
 
     @property
-    def graph(self) -> BrokerGraph:
-        return self.broker.graph
+    def context(self) -> BrokerContext:
+        return self.broker.context
+
+    @property
+    def features(self) -> BrokerFeatures:
+        return self.broker.features
 
     @property
     def address(self) -> str:
@@ -64,7 +68,7 @@ class Stored:
         config = TopicConfig(
             topic_name=name, read_queue_nums=queue_count, write_queue_nums=queue_count, **fields
         )
-        self.graph.topics.update(config)
+        self.features.topics.table.update(config)
 
     async def call(
         self, code: int, ext: dict[str, str] | None = None, body: bytes | None = None
@@ -127,7 +131,7 @@ class Stored:
 
     def records(self, topic: str, queue_id: int = 0) -> list[MessageRecord]:
         """What a queue holds."""
-        result = self.graph.store.reader.get(topic, queue_id, 0, 1_000, bulk=True)
+        result = self.features.store.reader.get(topic, queue_id, 0, 1_000, bulk=True)
         found = records_of(b"".join(result.views))
         result.release()
         return found
@@ -135,7 +139,7 @@ class Stored:
 
 def await_flushes(world: Stored) -> None:
     """Let virtual time stand still while the log is being flushed, which takes real time."""
-    flush = world.graph.store._flush
+    flush = world.features.store._flush
     assert flush is not None
     world.clock.hold_while(lambda: flush.is_running)
 

@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Final
 
 from skylark.broker.config import BrokerConfig, load_broker_config
+from skylark.broker.groups.consumer_offsets import OffsetTable
+from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.live_settings import LiveSettings
+from skylark.broker.table_saver import SavedTables, TableSaver
+from skylark.broker.topics.topic_table import TopicTable
+from skylark.store.config_files import (
+    CONSUMER_OFFSETS,
+    SUBSCRIPTION_GROUPS,
+    TOPICS,
+    ConfigFiles,
+)
 from skylark.wire.command import Command
 from skylark.wire.frame import decode_frame
 
@@ -72,3 +82,35 @@ def recorded(scenario: str, code: int) -> Iterator[tuple[bool, Command]]:
         is_request = not line["response"]
         if code == (line["code"] if is_request else line.get("request_code")):
             yield is_request, decode_frame(base64.b64decode(line["raw"]))
+
+
+def add_tables(
+    saver: TableSaver,
+    live: LiveSettings,
+    topics: TopicTable,
+    groups: GroupTable,
+    offsets: OffsetTable,
+) -> SavedTables:
+    """Write topics and groups on change, offsets at intervals, as a broker does."""
+    saved = SavedTables(
+        topics=saver.on_change(TOPICS, topics.snapshot),
+        groups=saver.on_change(SUBSCRIPTION_GROUPS, groups.snapshot),
+        offsets=saver.every(
+            CONSUMER_OFFSETS,
+            offsets.snapshot,
+            interval_ms=lambda: live.current.flush_consumer_offset_interval,
+            changes=lambda: offsets.change_count,
+        ),
+    )
+    topics.changes.subscribe(lambda _change: saved.topics.mark())
+    groups.changes.subscribe(lambda _version: saved.groups.mark())
+    return saved
+
+
+def load_tables(
+    files: ConfigFiles, topics: TopicTable, groups: GroupTable, offsets: OffsetTable
+) -> None:
+    """Read what the last run has left."""
+    topics.load(files.load(TOPICS))
+    groups.load(files.load(SUBSCRIPTION_GROUPS))
+    offsets.load(files.load(CONSUMER_OFFSETS))

@@ -72,7 +72,7 @@ async def test_a_message_waits_for_the_disk(tmp_path: Path) -> None:
     async with stored(tmp_path, flushDiskType="SYNC_FLUSH") as world:
         await_flushes(world)
         world.add_topic("T", 1)
-        await world.graph.durability.topics_saved()
+        await world.features.puts.durability.topics_saved()
         endpoint = FakeEndpoint(world.broker.services)
         pending = endpoint.send(UNIQ_KEY="U1")
         assert isinstance(pending, Pending)
@@ -92,7 +92,9 @@ async def test_a_message_that_is_sent_back_is_a_retry_or_a_dead_letter(tmp_path:
         assert [dead.reconsume_times for dead in world.records("%DLQ%g")] == [2]
         with pytest.raises(BrokerError, match="look message by offset failed, 7"):
             await endpoint.send_back(7)
-        world.graph.groups.update(SubscriptionGroupConfig(group_name="none", retry_queue_nums=0))
+        world.features.groups.table.update(
+            SubscriptionGroupConfig(group_name="none", retry_queue_nums=0)
+        )
         assert await endpoint.send_back(0, group="none") == SendBackResult(None)
 
 
@@ -153,11 +155,11 @@ async def test_pulls_now_and_later(tmp_path: Path) -> None:
         assert (found.code, found.next_offset, found.max_offset) == (0, 1, 1)
         assert bodies(found) == [b"first"]
         outcomes = endpoint.hold(1)
-        assert len(world.graph.pulls.held) == 1
+        assert len(world.features.pull.service.held) == 1
         await endpoint.sent(body=b"second")
         await world.clock.drain()
         assert [bodies(each) for each in outcomes] == [[b"second"]]
-        assert sum(file.leases for file in world.graph.store.log.files.files) == 0
+        assert sum(file.leases for file in world.features.store.log.files.files) == 0
         nothing = endpoint.hold(2)
         await world.clock.advance(seconds=15)
         (outcome,) = nothing
@@ -172,7 +174,7 @@ async def test_a_held_pull_is_refused_when_its_topic_is_gone(tmp_path: Path) -> 
     async with stored(tmp_path) as world:
         world.add_topic("T", 1)
         outcomes = FakeEndpoint(world.broker.services).hold()
-        world.graph.topics.delete("T", ())
+        world.features.topics.table.delete("T", ())
         await world.clock.advance(seconds=15)
         (outcome,) = outcomes
         assert isinstance(outcome, BrokerError)
@@ -243,7 +245,7 @@ async def test_members_come_and_go(tmp_path: Path) -> None:
         assert [each.code for each in a.peer.sent][-1] == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
         clients.unregister(b.peer, producer_group="pg", consumer_group="g")
         assert clients.consumer_ids(a.peer, "g") == ["A"]
-        assert world.graph.producers.find("B") is None
+        assert world.features.groups.producers.find("B") is None
         with pytest.raises(BrokerError, match="no consumer for this group"):
             clients.consumer_ids(a.peer, "other")
 
@@ -258,8 +260,8 @@ async def test_nothing_is_left_of_a_client_that_is_gone(tmp_path: Path) -> None:
         a.peer.close()
         assert gone == [[None], [None]]
         assert world.broker.services.clients.consumer_ids(b.peer, "g") == ["B"]
-        assert world.graph.producers.find("A") is None
-        assert len(world.graph.pulls.held) == 1
+        assert world.features.groups.producers.find("A") is None
+        assert len(world.features.pull.service.held) == 1
         await b.sent()
         await world.clock.drain()
         assert [bodies(each) for each in kept] == [[b"hello"]]

@@ -182,11 +182,11 @@ async def test_an_interceptor_refuses_each_operation(tmp_path: Path, case: Case)
         with pytest.raises(NoPermissionError, match="this is closed"):
             case.run(endpoint)
         assert [(name, code) for _, name, _, code in watching.take()] == [(case.name, 16)]
-        assert world.graph.store.log.max_offset == 0
-        assert world.graph.topics.get("T") is None
-        assert "g" not in world.graph.groups
-        assert len(world.graph.locks) == len(world.graph.pulls.held) == 0
-        assert world.graph.producers.find("A") is None
+        assert world.features.store.log.max_offset == 0
+        assert world.features.topics.table.get("T") is None
+        assert "g" not in world.features.groups.table
+        assert len(world.features.groups.locks) == len(world.features.pull.service.held) == 0
+        assert world.features.groups.producers.find("A") is None
         assert endpoint.peer.client_id is None
 
 
@@ -222,14 +222,14 @@ async def test_an_interceptor_refuses_a_topic_for_every_endpoint(tmp_path: Path)
         assert (refused.code, refused.remark) == (16, "this is closed")
         assert (await world.pull(topic="Closed")).code == 16
         assert bodies_read(await world.pull()) == [b"hello", b"hello"]
-        (connection,) = world.graph.server.connections
+        (connection,) = world.features.endpoint.server.connections
         assert refusing.take() == [
             (connection, send, [TOPIC], 0),
             (connection, send, [CLOSED], 16),
             (connection, pull, [CLOSED, GROUP], 16),
             (connection, pull, [TOPIC, GROUP], 0),
         ]
-        assert world.graph.topics.get("Closed") is None
+        assert world.features.topics.table.get("Closed") is None
 
 
 async def test_remoting_requests_whose_body_names_the_groups(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ async def test_remoting_requests_whose_body_names_the_groups(tmp_path: Path) -> 
             assert (GROUP in resources) == (expected == 16)
         leaving = {"clientID": "A", "consumerGroup": "g"}
         assert (await world.call(RequestCode.UNREGISTER_CLIENT, leaving)).code == 16
-        assert "g" not in world.graph.groups
+        assert "g" not in world.features.groups.table
 
 
 def bodies_read(answer: Command) -> list[bytes]:
@@ -280,7 +280,7 @@ async def test_an_interceptor_sees_a_send_that_waits_for_the_disk(tmp_path: Path
     async with stored(tmp_path, None, [watching], flushDiskType="SYNC_FLUSH") as world:
         await_flushes(world)
         world.add_topic("T", 1)
-        await world.graph.durability.topics_saved()
+        await world.features.puts.durability.topics_saved()
         endpoint = FakeEndpoint(world.broker.services)
         pending = endpoint.send()
         assert isinstance(pending, Pending)
@@ -311,10 +311,10 @@ async def test_a_remoting_client_has_its_client_id_at_its_peer(tmp_path: Path) -
 
 async def test_without_interceptors_requests_take_the_short_way(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
-        assert world.graph.server.dispatcher.judged_alike
-        assert world.broker.services.puts is world.graph.puts
+        assert world.features.endpoint.server.dispatcher.judged_alike
+        assert world.broker.services.puts is world.features.puts.pipeline
     async with stored(tmp_path / "seen", None, [Watching()]) as world:
-        assert not world.graph.server.dispatcher.judged_alike
+        assert not world.features.endpoint.server.dispatcher.judged_alike
 
 
 def test_every_method_of_a_service_has_a_rule() -> None:
@@ -327,7 +327,7 @@ def test_every_method_of_a_service_has_a_rule() -> None:
 
 async def test_every_kind_of_request_that_is_stored_has_a_rule(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
-        assert PUTS.keys() == world.graph.puts._steps.keys()
+        assert PUTS.keys() == world.features.puts.pipeline._steps.keys()
 
 
 async def test_a_request_without_a_rule_is_not_handled(tmp_path: Path) -> None:

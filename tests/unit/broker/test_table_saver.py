@@ -16,10 +16,15 @@ from skylark.broker.config import load_broker_config
 from skylark.broker.groups.consumer_offsets import OffsetTable
 from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.live_settings import LiveSettings
-from skylark.broker.table_saver import SLOW_INTERVAL_MS, SettingsFile, TableSaver, load_tables
+from skylark.broker.table_saver import (
+    SLOW_INTERVAL_MS,
+    SettingsFile,
+    TableSaver,
+    until_saved,
+)
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.clock import LoopClock
-from skylark.core.errors import StoreError
+from skylark.core.errors import BrokerError, StoreError
 from skylark.store.config_files import (
     CONSUMER_FILTERS,
     CONSUMER_OFFSETS,
@@ -35,7 +40,8 @@ from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.config import TopicConfig
-from tests.unit.broker.tables import GOLDEN, NOW_MS, live_settings
+from tests.unit.broker.tables import GOLDEN, NOW_MS, add_tables, live_settings, load_tables
+from tests.unit.broker.world import World
 
 CONFIG = Path("/store/config")
 WRITES = "files.write"
@@ -61,7 +67,7 @@ class Broker:
         self._held = held
         load_tables(self.files, self.topics, self.groups, self.offsets)
         self.saver = TableSaver(self.files, self.clock, in_thread=self._in_place)
-        self.saved = self.saver.add_tables(self.live, self.topics, self.groups, self.offsets)
+        self.saved = add_tables(self.saver, self.live, self.topics, self.groups, self.offsets)
 
     async def _in_place(self, function: Callable[..., None], /, *args: Any) -> None:
         if self._held is not None:
@@ -462,7 +468,7 @@ async def test_threads_and_a_real_disk(tmp_path: Path) -> None:
     )
     files = ConfigFiles(OsFileSystem(), tmp_path / "store" / "config")
     saver = TableSaver(files, clock)
-    saved = saver.add_tables(live, topics, groups, offsets)
+    saved = add_tables(saver, live, topics, groups, offsets)
     await saver.start()
     topics.create_on_send("T", default_topic="TBW102", queue_count=2)
     await saved.topics.written()
@@ -513,3 +519,26 @@ async def test_settings_that_cannot_be_saved(disk: FaultyFileSystem, plan: Fault
     file = SettingsFile(disk, settings_of("/broker.conf"))
     with pytest.raises(StoreError, match="mount the file system writable"):
         await file.save()
+
+
+# --- replies that wait for the disk ---
+
+
+async def test_a_reply_waits_for_all_its_tables(world: World) -> None:
+    world.groups.find("g")
+    world.offsets.commit("g", "T", 0, 5)
+    world.saved.offsets.mark()
+    await until_saved(world.saved.groups, world.saved.offsets)
+    _, groups, offsets = world.after_power_loss()
+    assert "g" in groups
+    assert offsets.get("g", "T", 0) == 5
+
+
+async def test_a_reply_reports_a_table_that_cannot_be_saved(world: World) -> None:
+    world.plan.at("files.write", nth=1, error=errno.ENOSPC)
+    world.groups.find("g")
+    with pytest.raises(BrokerError) as caught:
+        await until_saved(world.saved.groups)
+    assert caught.value.code == 1
+    assert caught.value.remark.startswith("the change holds until restart, it could not be saved: ")
+    assert "No space left" in caught.value.remark

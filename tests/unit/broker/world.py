@@ -21,7 +21,7 @@ from skylark.broker.groups.producer_table import ProducerTable
 from skylark.broker.groups.queue_locks import LockService, QueueLocks
 from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.stats.broker_stats import BrokerStats
-from skylark.broker.table_saver import SettingsFile, TableSaver, load_tables
+from skylark.broker.table_saver import SettingsFile, TableSaver
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.filter.bloom import BloomFilter
 from skylark.net.client import RemotingClient
@@ -49,7 +49,7 @@ from skylark.wire.codes import RequestCode
 from skylark.wire.command import SERIALIZE_JSON, Command
 from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.frame import FrameBuffer
-from tests.unit.broker.tables import live_settings
+from tests.unit.broker.tables import add_tables, live_settings, load_tables
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 10_911
@@ -88,7 +88,7 @@ class World:
         self.saver = TableSaver(
             ConfigFiles(self.disk, CONFIG), self.clock, in_thread=self._in_place
         )
-        self.saved = self.saver.add_tables(self.live, self.topics, self.groups, self.offsets)
+        self.saved = add_tables(self.saver, self.live, self.topics, self.groups, self.offsets)
         #: What was done by others, in this order.
         self.calls: list[Any] = []
         self.liveness = ClientLiveness(

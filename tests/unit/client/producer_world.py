@@ -152,7 +152,7 @@ class Cluster:
         return [record.body for record in self.records(topic, queue_count)]
 
     def records(self, topic: str, queue_count: int = 4) -> list[MessageRecord]:
-        reader = self.world.brokers["broker-a"].graph.store.reader
+        reader = self.world.brokers["broker-a"].features.store.reader
         found: list[MessageRecord] = []
         for queue_id in range(queue_count):
             result = reader.get(topic, queue_id, 0, 1_000, bulk=True)

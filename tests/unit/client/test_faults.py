@@ -61,7 +61,9 @@ async def test_a_client_survives_a_bad_network(tmp_path: Path, seed: int) -> Non
             w.network.plan = None
             # Three seconds for a call that still waits, three for the back-off, some for luck.
             await w.clock.advance(seconds=10)
-            assert w.brokers["broker-a"].graph.consumers.client_ids("g") == ["127.0.0.1@a"], plan
+            assert w.brokers["broker-a"].features.groups.consumers.client_ids("g") == [
+                "127.0.0.1@a"
+            ], plan
             assert instance.routes.get("T") is not None, plan
             asking.cancel()
             await w.finish(asyncio.wait([asking]))

@@ -126,7 +126,7 @@ class World:
             config = TopicConfig(
                 topic_name=topic, read_queue_nums=queue_count, write_queue_nums=queue_count
             )
-            broker.graph.topics.update(config)
+            broker.features.topics.table.update(config)
         await self.clock.advance(seconds=31)  # all of them register again
 
     async def stop(self, server: NameServer | Broker) -> None:

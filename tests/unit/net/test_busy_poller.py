@@ -151,9 +151,8 @@ async def test_brokers_poll_only_real_sockets(
     transport: Literal["loopback", "memory"], micros: int, is_there: bool
 ) -> None:
     async with skylark.testing.broker(transport=transport, busyPollMicros=micros) as b:
-        graph = b.broker._graph
-        assert graph is not None
-        polls = [server.dispatcher.after_runs is not None for server in graph.servers]
+        servers = b.broker.features.endpoint.servers
+        polls = [server.dispatcher.after_runs is not None for server in servers]
         assert polls == [is_there] * 2
         topic = await b.topic()
         async with b.producer() as producer:

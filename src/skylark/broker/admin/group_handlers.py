@@ -15,9 +15,8 @@ from skylark.broker.groups.consumer_table import ConsumerTable
 from skylark.broker.groups.producer_table import ProducerTable
 from skylark.broker.groups.queue_locks import QueueLocks
 from skylark.broker.groups.subscription_groups import GroupTable
-from skylark.broker.saved_replies import until_saved
 from skylark.broker.table_pages import PageRequest
-from skylark.broker.table_saver import SavedTables
+from skylark.broker.table_saver import SavedTables, until_saved
 from skylark.core.clock import Clock
 from skylark.core.errors import (
     BrokerError,

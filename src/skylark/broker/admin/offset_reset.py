@@ -19,8 +19,7 @@ from skylark.broker.groups.consumer_offsets import OffsetTable, reset_targets
 from skylark.broker.groups.consumer_table import ConsumerTable, Member
 from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.live_settings import LiveSettings
-from skylark.broker.saved_replies import until_saved
-from skylark.broker.table_saver import SavedTables
+from skylark.broker.table_saver import SavedTables, until_saved
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.errors import (
     BrokerError,

@@ -11,8 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from skylark.broker.live_settings import LiveSettings
-from skylark.broker.saved_replies import not_saved
-from skylark.broker.table_saver import SettingsFile
+from skylark.broker.table_saver import SettingsFile, not_saved
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.clock import TimeSource
 from skylark.core.config import InvalidConfigError, ReadOnlySettingError

@@ -15,9 +15,8 @@ from collections.abc import Awaitable, Callable, Collection
 from skylark.broker.groups.consumer_offsets import OffsetTable
 from skylark.broker.groups.consumer_table import ConsumerTable
 from skylark.broker.live_settings import LiveSettings
-from skylark.broker.saved_replies import until_saved
 from skylark.broker.table_pages import PageRequest
-from skylark.broker.table_saver import SavedTables
+from skylark.broker.table_saver import SavedTables, until_saved
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.errors import BrokerError, TopicNotExistError
 from skylark.net.connection import Connection

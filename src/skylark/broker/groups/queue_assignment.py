@@ -21,8 +21,7 @@ from skylark.broker.groups.consumer_table import ConsumerTable
 from skylark.broker.groups.request_modes import RequestModes
 from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.live_settings import LiveSettings
-from skylark.broker.saved_replies import until_saved
-from skylark.broker.table_saver import SavedTable
+from skylark.broker.table_saver import SavedTable, until_saved
 from skylark.broker.topics.topic_routes import TopicRoutes
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.errors import (

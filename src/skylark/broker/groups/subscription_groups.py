@@ -10,10 +10,10 @@ offsets call :meth:`GroupTable.get`, which creates nothing.
 **Bans.** An administrator can forbid a group to read a topic (353). The table of bans has a number
 per group and topic; its bit 2 is the ban, other bits are unused.
 
-Every change raises the version of the table and calls the listeners, which write it to disk; name
-servers do not know groups. Unlike Java we do both also when a ban is lifted (Java also lifts the
-bans of that group on all other topics) and when a group is stopped because it reads too slowly:
-otherwise a restart would undo them silently.
+Every change raises the version of the table and is published (``changes``), because the table must
+be written to disk; name servers do not know groups. Unlike Java we do both also when a ban is
+lifted (Java also lifts the bans of that group on all other topics) and when a group is stopped
+because it reads too slowly: otherwise a restart would undo them silently.
 
 The table is bounded by ``groupCountMax``. Counterpart of Java's ``SubscriptionGroupManager``.
 """
@@ -21,7 +21,7 @@ The table is bounded by ``groupCountMax``. Counterpart of Java's ``SubscriptionG
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -33,6 +33,7 @@ from skylark.broker.topics.topic_table import QUEUE_COUNT_MAX
 from skylark.core import names
 from skylark.core.clock import TimeSource
 from skylark.core.errors import BrokerError, InvalidParameterError
+from skylark.core.subscribers import Subscribers
 from skylark.store import config_tables
 from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import (
@@ -60,12 +61,9 @@ class GroupTable:
             name: SubscriptionGroupConfig(group_name=name) for name in names.BUILT_IN_GROUPS
         }
         self._bans: dict[str, dict[str, int]] = {}
-        self._listeners: list[Callable[[], None]] = []
+        #: Publishes the version of the table after every change.
+        self.changes: Subscribers[DataVersion] = Subscribers()
         self.version = DataVersion(timestamp=clock.now_ms())
-
-    def subscribe(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` after every change."""
-        self._listeners.append(listener)
 
     # --- reading ---
 
@@ -216,7 +214,7 @@ class GroupTable:
         self._groups = {**built_in, **table}
         self._bans = dict(bans)
         self.version = version
-        self._notify()
+        self.changes.publish(self.version)
 
     # --- inside ---
 
@@ -227,11 +225,7 @@ class GroupTable:
     def _changed(self, steps: int = 1) -> None:
         for _ in range(steps):
             self.version = self.version.next(self._clock.now_ms())
-        self._notify()
-
-    def _notify(self) -> None:
-        for listener in self._listeners:
-            listener()
+        self.changes.publish(self.version)
 
 
 def next_delay_ms(config: SubscriptionGroupConfig, reconsume_times: int) -> int:

@@ -310,7 +310,7 @@ class OverloadGuard:
         self._stall_ended_at = -math.inf
         self._log_at = -math.inf
         self._read(live.current)
-        live.follow(self._read)
+        live.changes.subscribe(self._read)
 
     # --- the interceptor ---
 

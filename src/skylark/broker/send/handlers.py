@@ -8,7 +8,6 @@ each code has a :class:`PutCodec` that reads its header and writes its response.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -158,8 +157,3 @@ class SendCodec:
             "transactionId": TEXT,
         }
         return ResponseShape(_SUCCESS, fields)
-
-
-def codecs_of(codec: PutCodec, codes: Sequence[int]) -> dict[int, PutCodec]:
-    """The same codec for several codes."""
-    return dict.fromkeys(map(int, codes), codec)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from skylark.broker.api import Peer
@@ -74,19 +74,22 @@ class PutStep(Protocol):
 class PutPipeline:
     """Runs requests through their steps; a :class:`~skylark.broker.api.PutService`."""
 
-    def __init__(
-        self,
-        writer: MessageWriter,
-        durability: Durability,
-        steps: Mapping[type, PutStep],
-        *,
-        after_put: Sequence[Callable[[], None]] = (),
-    ) -> None:
-        """Calls ``after_put`` when all requests of one put have their outcomes."""
+    def __init__(self, writer: MessageWriter, durability: Durability) -> None:
         self._writer = writer
         self._durability = durability
-        self._steps = dict(steps)
-        self._after_put = tuple(after_put)
+        self._steps: dict[type, PutStep] = {}
+        self._after_put: tuple[Callable[[], None], ...] = ()
+
+    def add_step(
+        self, request: type, step: PutStep, *, after_put: Callable[[], None] | None = None
+    ) -> None:
+        """Handle requests of a type by a step.
+
+        ``after_put`` is called when all requests of one put have their outcomes.
+        """
+        self._steps[request] = step
+        if after_put is not None:
+            self._after_put += (after_put,)
 
     def run(
         self,

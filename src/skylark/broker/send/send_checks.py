@@ -90,7 +90,7 @@ class SendChecks:
         self._turns = count()
         self._sendable: set[str] = set()  # names of valid topics
         self._prepare(live.current)
-        live.follow(self._prepare)
+        live.changes.subscribe(self._prepare)
 
     def _prepare(self, config: BrokerConfig) -> None:
         trace_on = "true" if config.trace_on else "false"

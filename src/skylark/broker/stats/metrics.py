@@ -28,9 +28,6 @@ from typing import Final, Literal
 import msgspec
 
 from skylark.broker.config import BrokerConfig
-from skylark.broker.overload.overload_guard import OverloadGuard
-from skylark.broker.stats.broker_stats import BrokerStats
-from skylark.broker.topics.registration import Registration
 from skylark.core.metrics import Counter, Gauge, Histogram, Metric, Registry, Samples
 
 log = logging.getLogger(__name__)
@@ -251,24 +248,6 @@ class PutMetrics:
         self._count.value += count
         self._bytes.value += size
         self._size.observe(size // count)
-
-
-def watch_protection(
-    metrics: BrokerMetrics, guard: OverloadGuard, registration: Registration, stats: BrokerStats
-) -> None:
-    """Show refused requests, name servers that know this broker, and overflows of statistics."""
-    metrics.watch(
-        "skylark_requests_refused_total",
-        lambda: [((reason.value,), count) for reason, count in guard.refused_counts.items()],
-    )
-    metrics.watch(
-        "skylark_name_servers",
-        lambda: [((address,), state is True) for address, state in registration.states.items()],
-    )
-    metrics.watch(
-        "skylark_stats_overflows_total",
-        lambda: [((table.name,), table.overflow_count) for table in stats.tables],
-    )
 
 
 def constant_labels(config: BrokerConfig) -> dict[str, str]:

@@ -17,9 +17,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from skylark.broker.config import BrokerConfig, MetricsExporterType
+from skylark.broker.groups.consumer_table import ConsumerTable
+from skylark.broker.groups.producer_table import ProducerTable
+from skylark.broker.live_settings import LiveSettings
+from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.stats.consumer_lag import Lag, LagReport
 from skylark.broker.stats.metrics import (
     PROTOCOL_TYPE,
@@ -27,7 +31,6 @@ from skylark.broker.stats.metrics import (
     BrokerMetrics,
     PutMetrics,
     constant_labels,
-    watch_protection,
 )
 from skylark.broker.topics.attributes import MESSAGE_TYPE
 from skylark.broker.topics.topic_table import TopicTable
@@ -35,15 +38,16 @@ from skylark.core.clock import Clock, TimeSource
 from skylark.core.metrics import Histogram, Registry
 from skylark.core.names import is_dlq_topic, is_retry_topic, is_system_group
 from skylark.net.connection import Connection
+from skylark.net.dispatch import Interceptor
 from skylark.net.metrics_http import MetricsServer
+from skylark.net.server import RemotingServer
 from skylark.net.transport import Network
+from skylark.replication.replication_service import Replication
+from skylark.store.message_store import MessageStore
 from skylark.wire.bodies.heartbeat import ConsumeType
 from skylark.wire.catalogue import name_of
 from skylark.wire.codes import ResponseCode, version_name
 from skylark.wire.command import Command
-
-if TYPE_CHECKING:
-    from skylark.broker.composition import BrokerGraph
 
 UNSPECIFIED: Final = "unspecified"
 #: Requests that are measured at a time; more than can be in flight.
@@ -161,25 +165,136 @@ class Exporter:
         labels = (group, topic, _flag(is_system_group(group)))
         self.metrics.send_to_dlq.labels(*labels).value += 1
 
-    def watch(self, graph: BrokerGraph) -> None:
-        """Connect the metrics with the parts of the broker, if the endpoint is switched on."""
-        if not self.is_on:
-            return
-        lags = LagReport(
-            graph.topics, graph.offsets, graph.consumers, graph.store.reader, graph.clock
+    @property
+    def interceptors(self) -> tuple[Interceptor, ...]:
+        """What measures requests; nothing if nothing is scraped."""
+        return (self.rpc_times,) if self.is_on else ()
+
+    # ---- what is read when the metrics are scraped -----------------------------------------------
+
+    def watch_topics(self, live: LiveSettings, topics: TopicTable, stats: BrokerStats) -> None:
+        """Show the topics, and what is sent to and read from them."""
+
+        def got(column: str) -> Labelled:
+            return [
+                ((topic, group, _flag(topics.is_system(topic))), getattr(meter, column))
+                for (topic, group), meter in stats.group_gets.items()
+                if not is_retry_topic(topic) and not is_dlq_topic(topic)
+            ]
+
+        watch = self.metrics.watch
+        watch("rocketmq_broker_permission", lambda: live.current.broker_permission)
+        watch("rocketmq_topic_number", lambda: len(topics))
+        watch("rocketmq_messages_out_total", lambda: got("count"))
+        watch("rocketmq_throughput_out_total", lambda: got("size"))
+        watch(
+            "skylark_stats_overflows_total",
+            lambda: [((table.name,), table.overflow_count) for table in stats.tables],
         )
-        self._registry.prepare = lags.renew
-        graph.pull_handlers.on_held = self.rpc_times.held
-        graph.loop_watch.on_turn = self.metrics.loop_turn.observe
-        graph.stats.on_put = _PutCounts(self.metrics, graph.topics).add
-        watch_protection(self.metrics, graph.guard, graph.registration, graph.stats)
-        _watch_broker(self.metrics, graph)
-        _watch_clients(self.metrics, graph)
-        _watch_store(self.metrics, graph)
-        _watch_timer(self.metrics, graph)
-        _watch_replication(self.metrics, graph)
-        _watch_transactions(self.metrics, graph)
-        _watch_lags(self.metrics, lags)
+        if self.is_on:
+            stats.on_put = _PutCounts(self.metrics, topics).add
+
+    def watch_servers(self, servers: Mapping[int, RemotingServer]) -> None:
+        """Show the connections and requests of servers, by port."""
+
+        def tasks() -> int:
+            return sum(len(server.dispatcher.tasks) for server in servers.values())
+
+        def by_port(value: Callable[[RemotingServer], int]) -> Callable[[], Labelled]:
+            return lambda: [((str(port),), value(server)) for port, server in servers.items()]
+
+        watch = self.metrics.watch
+        watch("rocketmq_processor_watermark", lambda: [(("admin",), tasks())])
+        watch("skylark_requests_at_work", tasks)
+        watch("skylark_connections", by_port(lambda server: len(server.connections)))
+        watch(
+            "skylark_connections_refused_total", by_port(lambda server: server.connections_refused)
+        )
+
+    def watch_clients(self, consumers: ConsumerTable, producers: ProducerTable) -> None:
+        """Show the clients that are connected."""
+
+        def producer_counts() -> Labelled:
+            infos = (info for group in producers.table_info().data.values() for info in group)
+            counts = Counter(
+                (_language(info.language), version_name(info.version).lower()) for info in infos
+            )
+            return [((*key, PROTOCOL_TYPE), count) for key, count in counts.items()]
+
+        def consumer_counts() -> Labelled:
+            counts = Counter(
+                (
+                    group.name,
+                    _language(member.channel.language),
+                    version_name(member.channel.version).lower(),
+                    _CONSUME_MODES.get(group.consume_type, "push"),
+                    PROTOCOL_TYPE,
+                    _flag(is_system_group(group.name)),
+                )
+                for group in consumers.groups()
+                for member in group.members.values()
+            )
+            return list(counts.items())
+
+        self.metrics.watch("rocketmq_producer_connections", producer_counts)
+        self.metrics.watch("rocketmq_consumer_connections", consumer_counts)
+        self.metrics.watch(
+            "skylark_groups_in_conflict",
+            lambda: [((group,), 1) for group in consumers.groups_in_conflict()],
+        )
+
+    def watch_store(self, store: MessageStore) -> None:
+        """Show the size of the log, and how far disk and queues are behind it."""
+        files = store.log.files
+        values = {
+            "rocketmq_storage_size": lambda: files.file_size * len(files.files),
+            "rocketmq_storage_flush_behind_bytes": lambda: files.max_offset - files.flushed_where,
+            "rocketmq_storage_dispatch_behind_bytes": (
+                lambda: max(0, files.wrote_end - store.dispatch.dispatched_until)
+            ),
+        }
+        for name, value in values.items():
+            self.metrics.watch(name, _of_disk(value))
+
+    def watch_lags(self, report: LagReport) -> None:
+        """Show how far consumer groups are behind."""
+
+        def column(name: str) -> Callable[[], Labelled]:
+            return lambda: [(_lag_labels(lag), getattr(lag, name)) for lag in report.lags]
+
+        self._registry.prepare = report.renew
+        self.metrics.watch("rocketmq_consumer_lag_messages", column("lag_count"))
+        self.metrics.watch("rocketmq_consumer_lag_latency", column("lag_ms"))
+        self.metrics.watch("rocketmq_consumer_inflight_messages", column("inflight_count"))
+        self.metrics.watch("rocketmq_consumer_ready_messages", column("ready_count"))
+        self.metrics.watch("rocketmq_consumer_queueing_latency", column("queueing_ms"))
+
+    def watch_replication(self, replication: Replication, *, is_slave: bool) -> None:
+        """Show how replication stands."""
+        watch = self.metrics.watch
+        if is_slave:
+            watch("skylark_ha_following", lambda: replication.status.is_following)
+            watch("skylark_ha_diverged", lambda: replication.status.divergence is not None)
+            return
+        watch("skylark_ha_slaves", lambda: replication.status.slave_count)
+        watch("skylark_ha_slaves_in_sync", lambda: replication.status.in_sync_count)
+        watch("skylark_ha_behind_bytes", lambda: replication.status.behind_bytes)
+        watch("skylark_ha_waiting_puts", lambda: replication.status.waiting_count)
+        watch("skylark_ha_timed_out_puts_total", lambda: replication.status.timeout_count)
+
+    def watch_timer(
+        self,
+        enqueue_lag: Callable[[], int],
+        dequeue_lag: Callable[[], int],
+        counts: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """Show the timed messages that wait, and how far the timer is behind."""
+        self.metrics.watch("rocketmq_timer_enqueue_lag", _of_disk(enqueue_lag))
+        self.metrics.watch("rocketmq_timer_dequeue_lag", _of_disk(dequeue_lag))
+        self.metrics.watch(
+            "rocketmq_timing_messages",
+            lambda: [((*STORAGE_LABELS, topic), count) for topic, count in counts().items()],
+        )
 
 
 class _PutCounts:
@@ -205,144 +320,13 @@ class _PutCounts:
         child.add(count, size)
 
 
-def _watch_broker(metrics: BrokerMetrics, graph: BrokerGraph) -> None:
-    def tasks() -> int:
-        return sum(len(server.dispatcher.tasks) for server in graph.servers)
-
-    def ports() -> list[tuple[str, int, int]]:
-        return [
-            (str(server.address[1]), len(server.connections), server.connections_refused)
-            for server in graph.servers
-        ]
-
-    metrics.watch("rocketmq_broker_permission", lambda: graph.live.current.broker_permission)
-    metrics.watch("rocketmq_topic_number", lambda: len(graph.topics))
-    metrics.watch("rocketmq_processor_watermark", lambda: [(("admin",), tasks())])
-    metrics.watch("skylark_requests_at_work", tasks)
-    metrics.watch("skylark_held_pulls", lambda: len(graph.pulls.held))
-    metrics.watch("skylark_connections", lambda: [((port,), count) for port, count, _ in ports()])
-    metrics.watch(
-        "skylark_connections_refused_total",
-        lambda: [((port,), count) for port, _, count in ports()],
-    )
-    metrics.watch(
-        "skylark_outstanding_bytes", lambda: sum(server.held_size() for server in graph.servers)
-    )
-    metrics.watch(
-        "skylark_uncopied_messages_total",
-        lambda: [((kind,), count) for kind, count in graph.writer.uncopied.counts.items()],
-    )
-    metrics.watch("rocketmq_messages_out_total", lambda: _got(graph, "count"))
-    metrics.watch("rocketmq_throughput_out_total", lambda: _got(graph, "size"))
+def by_topic(counter: Mapping[str, int]) -> Callable[[], Labelled]:
+    """Reads a metric that has one value for each topic."""
+    return lambda: [((topic,), count) for topic, count in counter.items()]
 
 
-def _got(graph: BrokerGraph, column: str) -> Labelled:
-    return [
-        ((topic, group, _flag(graph.topics.is_system(topic))), getattr(meter, column))
-        for (topic, group), meter in graph.stats.group_gets.items()
-        if not is_retry_topic(topic) and not is_dlq_topic(topic)
-    ]
-
-
-def _watch_clients(metrics: BrokerMetrics, graph: BrokerGraph) -> None:
-    def producers() -> Labelled:
-        infos = (info for group in graph.producers.table_info().data.values() for info in group)
-        counts = Counter((_language(i.language), version_name(i.version).lower()) for i in infos)
-        return [((*key, PROTOCOL_TYPE), count) for key, count in counts.items()]
-
-    def consumers() -> Labelled:
-        counts = Counter(
-            (
-                group.name,
-                _language(member.channel.language),
-                version_name(member.channel.version).lower(),
-                _CONSUME_MODES.get(group.consume_type, "push"),
-                PROTOCOL_TYPE,
-                _flag(is_system_group(group.name)),
-            )
-            for group in graph.consumers.groups()
-            for member in group.members.values()
-        )
-        return list(counts.items())
-
-    metrics.watch("rocketmq_producer_connections", producers)
-    metrics.watch("rocketmq_consumer_connections", consumers)
-    metrics.watch(
-        "skylark_groups_in_conflict",
-        lambda: [((group,), 1) for group in graph.consumers.groups_in_conflict()],
-    )
-    metrics.watch(
-        "skylark_retention_endangered_messages",
-        lambda: [((e.group, e.topic), e.message_count) for e in graph.retention_watch.endangered],
-    )
-
-
-def _watch_store(metrics: BrokerMetrics, graph: BrokerGraph) -> None:
-    store = graph.store
-    files = store.log.files
-
-    def of_disk(value: Callable[[], int]) -> Callable[[], Labelled]:
-        return lambda: [(STORAGE_LABELS, value())]
-
-    values = {
-        "rocketmq_storage_size": lambda: files.file_size * len(files.files),
-        "rocketmq_storage_flush_behind_bytes": lambda: files.max_offset - files.flushed_where,
-        "rocketmq_storage_dispatch_behind_bytes": (
-            lambda: max(0, files.wrote_end - store.dispatch.dispatched_until)
-        ),
-    }
-    for name, value in values.items():
-        metrics.watch(name, of_disk(value))
-
-
-def _watch_timer(metrics: BrokerMetrics, graph: BrokerGraph) -> None:
-    timer = graph.timer
-    if timer is None:
-        return
-    metrics.watch("rocketmq_timer_enqueue_lag", lambda: [(STORAGE_LABELS, timer.enqueue_lag())])
-    metrics.watch("rocketmq_timer_dequeue_lag", lambda: [(STORAGE_LABELS, timer.dequeue_lag())])
-    metrics.watch(
-        "rocketmq_timing_messages",
-        lambda: [
-            ((*STORAGE_LABELS, topic), count) for topic, count in timer.timing_counts().items()
-        ],
-    )
-
-
-def _watch_replication(metrics: BrokerMetrics, graph: BrokerGraph) -> None:
-    replication = graph.replication
-    if graph.slave is not None:
-        metrics.watch("skylark_ha_following", lambda: replication.status.is_following)
-        metrics.watch("skylark_ha_diverged", lambda: replication.status.divergence is not None)
-        return
-    metrics.watch("skylark_ha_slaves", lambda: replication.status.slave_count)
-    metrics.watch("skylark_ha_slaves_in_sync", lambda: replication.status.in_sync_count)
-    metrics.watch("skylark_ha_behind_bytes", lambda: replication.status.behind_bytes)
-    metrics.watch("skylark_ha_waiting_puts", lambda: replication.status.waiting_count)
-    metrics.watch("skylark_ha_timed_out_puts_total", lambda: replication.status.timeout_count)
-
-
-def _watch_transactions(metrics: BrokerMetrics, graph: BrokerGraph) -> None:
-    counts = graph.transactions.counts
-
-    def by_topic(counter: Mapping[str, int]) -> Callable[[], Labelled]:
-        return lambda: [((topic,), count) for topic, count in counter.items()]
-
-    metrics.watch("rocketmq_half_messages", by_topic(counts.waiting))
-    metrics.watch("rocketmq_commit_messages_total", by_topic(counts.committed))
-    metrics.watch("rocketmq_rollback_messages_total", by_topic(counts.rolled_back))
-    counts.on_committed = lambda topic, s: metrics.finish_latency.labels(topic).observe(s)
-
-
-def _watch_lags(metrics: BrokerMetrics, report: LagReport) -> None:
-    def column(name: str) -> Callable[[], Labelled]:
-        return lambda: [(_lag_labels(lag), getattr(lag, name)) for lag in report.lags]
-
-    metrics.watch("rocketmq_consumer_lag_messages", column("lag_count"))
-    metrics.watch("rocketmq_consumer_lag_latency", column("lag_ms"))
-    metrics.watch("rocketmq_consumer_inflight_messages", column("inflight_count"))
-    metrics.watch("rocketmq_consumer_ready_messages", column("ready_count"))
-    metrics.watch("rocketmq_consumer_queueing_latency", column("queueing_ms"))
+def _of_disk(value: Callable[[], int]) -> Callable[[], Labelled]:
+    return lambda: [(STORAGE_LABELS, value())]
 
 
 def _lag_labels(lag: Lag) -> tuple[str, str, str, str]:

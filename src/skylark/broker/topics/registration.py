@@ -40,6 +40,7 @@ from skylark.core.clock import Clock, TimerHandle
 from skylark.core.errors import SkylarkError, broker_error
 from skylark.core.lifecycle import Tasks
 from skylark.core.names import ADDRESS_COUNT_MAX
+from skylark.core.subscribers import Subscribers
 from skylark.net.client import RemotingClient
 from skylark.wire.bodies.common_body import DataVersion, KVTable
 from skylark.wire.bodies.config import TopicConfig
@@ -79,8 +80,8 @@ class TopicSource(Protocol):
     ) -> TopicConfigAndMappingSerializeWrapper:
         """These topics or all, with the permissions to be announced and the current version."""
 
-    def subscribe(self, listener: Callable[[TopicChange], None]) -> None:
-        """Call ``listener`` after every change."""
+    @property
+    def changes(self) -> Subscribers[TopicChange]: ...
 
     def apply_order_table(self, table: Mapping[str, str]) -> bool:
         """Mark topics as ordered; whether any was not."""
@@ -93,9 +94,6 @@ class MasterAddress(msgspec.Struct, frozen=True):
     ha_addr: str | None = None
 
 
-MasterListener = Callable[[MasterAddress | None], None]
-
-
 class Registration:
     """Keeps a broker registered, from ``start`` to ``stop``."""
 
@@ -105,16 +103,14 @@ class Registration:
         topics: TopicSource,
         client: RemotingClient,
         clock: Clock,
-        *,
-        on_master: MasterListener | None = None,
     ) -> None:
-        """``on_master`` is called when :attr:`master` changes."""
         self.master: MasterAddress | None = None
+        #: Publishes :attr:`master` when it changes.
+        self.master_changes: Subscribers[MasterAddress | None] = Subscribers()
         self._live = live
         self._topics = topics
         self._client = client
         self._clock = clock
-        self._on_master = on_master
         self._plan = RegistrationPlan(period_ms=live.current.register_period_ms)
         self._namesrv_addr: str | None = None  # the setting that the plan follows
         self._masters: dict[str, MasterAddress | None] = {}  # the last answer of each name server
@@ -131,7 +127,7 @@ class Registration:
     async def start(self) -> None:
         """Begin to register; returns before any name server has answered."""
         self._running = True
-        self._topics.subscribe(self._topics_changed)
+        self._topics.changes.subscribe(self._topics_changed)
         self._step()
         if not self._plan.states:
             log.warning(
@@ -372,8 +368,7 @@ class Registration:
         if master != self.master:
             self.master = master
             log.info("the master is now %s", "unknown" if master is None else master.addr)
-            if self._on_master is not None:
-                self._on_master(master)
+            self.master_changes.publish(master)
 
     def _log_outcome(
         self, address: str, succeeded: bool, changed: bool, error: SkylarkError | None

@@ -24,7 +24,7 @@ The table is bounded by ``topicCountMax``. Counterpart of Java's ``TopicConfigMa
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -42,6 +42,7 @@ from skylark.broker.topics.attributes import (
 from skylark.core import names
 from skylark.core.clock import TimeSource
 from skylark.core.errors import BrokerError, InvalidParameterError
+from skylark.core.subscribers import Subscribers
 from skylark.store import config_tables
 from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import TopicConfig, TopicFilterType
@@ -58,13 +59,10 @@ _QUEUE_DIGITS_MAX: Final = 9
 
 
 class TopicChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of the table, for listeners."""
+    """A change of the table; published after it was made."""
 
     register: tuple[TopicConfig, ...] = ()  # to register with the name servers at once
     deleted: tuple[str, ...] = ()
-
-
-TopicListener = Callable[[TopicChange], None]
 
 
 class TopicTable:
@@ -75,15 +73,11 @@ class TopicTable:
         self._clock = clock
         self._topics = {topic.topic_name: topic for topic in system_topics(live.current)}
         self._system_names = names.SYSTEM_TOPICS | self._topics.keys()
-        self._listeners: list[TopicListener] = []
+        self.changes: Subscribers[TopicChange] = Subscribers()
         self.version = DataVersion(timestamp=clock.now_ms())
         self._mapping_version = self.version  # of static topics, which do not exist
         #: Whether ``topics.json`` or its backup named any topic; see :mod:`config_rebuild`.
         self.has_file = False
-
-    def subscribe(self, listener: TopicListener) -> None:
-        """Call ``listener`` after every change."""
-        self._listeners.append(listener)
 
     # --- reading ---
 
@@ -359,7 +353,7 @@ class TopicTable:
         self._topics.update((config.topic_name, config) for config in changed)
         self.version = version
         change = TopicChange(register=tuple(changed), deleted=tuple(gone))
-        self._notify(change)
+        self.changes.publish(change)
         return change
 
     # --- inside ---
@@ -379,11 +373,7 @@ class TopicTable:
     def _changed(self, steps: int, change: TopicChange) -> None:
         for _ in range(steps):
             self.version = self.version.next(self._clock.now_ms())
-        self._notify(change)
-
-    def _notify(self, change: TopicChange) -> None:
-        for listener in self._listeners:
-            listener(change)
+        self.changes.publish(change)
 
 
 def system_topics(config: BrokerConfig) -> list[TopicConfig]:

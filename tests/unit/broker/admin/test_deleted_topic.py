@@ -31,17 +31,17 @@ async def test_nothing_of_a_deleted_topic_is_left(tmp_path: Path) -> None:
             world.add_topic(topic, 1)
         for body in (b"1", b"2", b"3"):
             assert (await world.send("T", body)).code == 0
-        world.graph.offsets.commit("g", "T", 0, 2)
+        world.features.groups.offsets.commit("g", "T", 0, 2)
         await world.clock.advance(60)
         route = RequestCode.GET_ROUTEINFO_BY_TOPIC
         assert (await ask_name_server(world, route, topic="T")).code == 0
 
         answer = await world.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
         assert (answer.code, answer.remark) == (0, None)
-        assert "T" not in world.graph.topics
-        assert "%RETRY%g_T" not in world.graph.topics
-        assert world.graph.offsets.get("g", "T", 0) == -1
-        assert world.graph.store.queues.topic_queues("T") == []
+        assert "T" not in world.features.topics.table
+        assert "%RETRY%g_T" not in world.features.topics.table
+        assert world.features.groups.offsets.get("g", "T", 0) == -1
+        assert world.features.store.queues.topic_queues("T") == []
         answer = await ask_name_server(world, RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="T")
         assert answer.code == 0
         assert (await ask_name_server(world, route, topic="T")).code == 17
@@ -70,8 +70,8 @@ async def test_a_deleted_topic_stays_deleted_after_a_restart(
                 assert (await world.send(topic)).code == 0
         assert (await world.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
     async with stored(tmp_path) as world:
-        assert "T" not in world.graph.topics
-        assert world.graph.store.queues.topic_queues("T") == []
+        assert "T" not in world.features.topics.table
+        assert world.features.store.queues.topic_queues("T") == []
         world.add_topic("T", 1)
         assert (await world.send("T", b"new")).code == 0
         assert bodies_of(await world.pull(0)) == [b"new"]
@@ -87,7 +87,7 @@ async def test_a_topic_is_deleted_while_a_message_waits_for_the_disk(tmp_path: P
             world.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
         )
         assert ((await sent).code, (await deleted).code) == (0, 0)
-        assert world.graph.store.queues.topic_queues("T") == []
+        assert world.features.store.queues.topic_queues("T") == []
         world.add_topic("T", 1)
         assert (await world.send("T", b"new")).code == 0
         await world.clock.advance(60)  # the queues are written to their files

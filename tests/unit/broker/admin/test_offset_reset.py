@@ -37,7 +37,7 @@ async def old_world(tmp_path: Path) -> AsyncIterator[Stored]:
 async def fill(world: Stored, topic: str = "T", count: int = 5, queue_count: int = 1) -> int:
     """Messages a second apart in each queue; when the first was stored."""
     world.add_topic(topic, queue_count)
-    world.graph.groups.find("g")
+    world.features.groups.table.find("g")
     began_ms = world.clock.now_ms()
     for _ in range(count):
         for queue_id in range(queue_count):
@@ -74,7 +74,7 @@ async def test_a_reset_wins_over_late_commits_and_shows_at_the_next_pull(world: 
     pulled = await world.pull(0)
     assert (pulled.code, len(bodies_of(pulled))) == (0, 5)
     assert (await world.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).remark is None
-    assert world.graph.offsets.get("g", "T", 0) == 5
+    assert world.features.groups.offsets.get("g", "T", 0) == 5
 
 
 async def test_by_time_to_the_end_or_to_an_offset(world: Stored) -> None:
@@ -95,7 +95,7 @@ async def test_recorded_resets(world: Stored) -> None:
     for name in ("admin-resetOffsetByTime", "admin-resetOffsetByTime-live"):
         ((asked, recorded),) = exchanges(name, RESET)
         assert asked.ext is not None
-        world.graph.groups.find(asked.ext["group"])
+        world.features.groups.table.find(asked.ext["group"])
         if asked.ext["timestamp"] != "0":  # that was behind the last message
             asked.ext["timestamp"] = str(world.clock.now_ms() + 1_000)
         answer = await world.call(RESET, asked.ext)
@@ -121,7 +121,7 @@ async def test_what_cannot_be_reset(
     await fill(world)
     answer = await world.call(RESET, request(**changes))
     assert (answer.code, answer.remark) == (code, remark)
-    assert world.graph.offsets.get("g", "T", 0) == -1
+    assert world.features.groups.offsets.get("g", "T", 0) == -1
 
 
 async def test_one_behind_the_end_is_still_allowed(world: Stored) -> None:
@@ -131,7 +131,7 @@ async def test_one_behind_the_end_is_still_allowed(world: Stored) -> None:
 
 async def test_a_slave_resets_nothing(tmp_path: Path) -> None:
     async with stored(tmp_path, brokerRole="SLAVE", brokerId="1") as world:
-        world.graph.groups.find("g")
+        world.features.groups.table.find("g")
         answer = await world.call(RESET, request())
         assert (answer.code, answer.remark) == (1, "Can not reset offset in slave broker")
 
@@ -151,7 +151,7 @@ async def test_members_get_the_offsets_in_a_form_that_can_be_split(old_world: St
     world = old_world
     await fill(world, queue_count=2)
     for queue_id in range(2):
-        world.graph.offsets.commit("g", "T", queue_id, 4)
+        world.features.groups.offsets.commit("g", "T", queue_id, 4)
     members = [Member(world, name, silent) for name in ("c1", "c2")]
     for member in members:
         await member.join("g", "T")
@@ -168,7 +168,7 @@ async def test_members_get_the_offsets_in_a_form_that_can_be_split(old_world: St
         }  # fmt: skip
         assert split_as_go_does((pushed.body or b"").decode()) == dict.fromkeys(keys, 0)
         await member.leave()
-    assert world.graph.offsets.get("g", "T", 0) == 4  # the members commit
+    assert world.features.groups.offsets.get("g", "T", 0) == 4  # the members commit
 
 
 def split_as_go_does(text: str) -> dict[str, int]:
@@ -184,7 +184,7 @@ def split_as_go_does(text: str) -> dict[str, int]:
 async def test_a_request_from_cpp_sends_members_a_list(old_world: Stored) -> None:
     world = old_world
     await fill(world)
-    world.graph.offsets.commit("g", "T", 0, 4)
+    world.features.groups.offsets.commit("g", "T", 0, 4)
     member = Member(world, "c1", silent)
     await member.join("g", "T")
     tool = RemotingClient(world.network, world.clock, language="CPP")
@@ -202,7 +202,7 @@ async def test_a_request_from_cpp_sends_members_a_list(old_world: Stored) -> Non
 async def test_without_force_no_offset_moves_forward(old_world: Stored) -> None:
     world = old_world
     began_ms = await fill(world)
-    world.graph.offsets.commit("g", "T", 0, 2)
+    world.features.groups.offsets.commit("g", "T", 0, 2)
     member = Member(world, "c1", silent)
     await member.join("g", "T")
     assert await reset(world, isForce="false") == {0: 2}
@@ -221,7 +221,7 @@ async def test_resets_that_members_cannot_get(old_world: Stored) -> None:
     await fill(world)
     answer = await world.call(RESET, request())
     assert (answer.code, answer.remark) == (1, "THe consumer group <g> not exist")
-    world.graph.offsets.commit("g", "T", 0, 2)
+    world.features.groups.offsets.commit("g", "T", 0, 2)
     answer = await world.call(RESET, request(timestamp="7"))
     assert (answer.code, answer.remark) == (
         206,
@@ -246,7 +246,7 @@ async def test_resets_that_members_cannot_get(old_world: Stored) -> None:
 async def test_offsets_of_one_group_for_another(world: Stored) -> None:
     for topic in ("T", "U"):
         world.add_topic(topic, 1)
-    offsets = world.graph.offsets
+    offsets = world.features.groups.offsets
     for topic, offset in (("T", 3), ("U", 4), ("gone", 5)):
         offsets.commit("g", topic, 0, offset)
     ext = {"srcGroup": "g", "destGroup": "h", "topic": "T", "offline": "true"}
@@ -260,12 +260,12 @@ async def test_offsets_of_one_group_for_another(world: Stored) -> None:
 async def test_an_online_group_gives_what_it_subscribes_to(world: Stored) -> None:
     for topic in ("T", "U"):
         world.add_topic(topic, 1)
-        world.graph.offsets.commit("g", topic, 0, 3)
+        world.features.groups.offsets.commit("g", topic, 0, 3)
     member = Member(world, "c1", silent)
     await member.join("g", "T")
     ext = {"srcGroup": "g", "destGroup": "h", "offline": "false"}
     assert (await world.call(RequestCode.CLONE_GROUP_OFFSET, ext)).code == 0
-    assert [world.graph.offsets.get("h", topic, 0) for topic in ("T", "U")] == [3, -1]
+    assert [world.features.groups.offsets.get("h", topic, 0) for topic in ("T", "U")] == [3, -1]
     await member.leave()
 
 

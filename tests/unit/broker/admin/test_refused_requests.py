@@ -21,11 +21,11 @@ async def world(tmp_path: Path) -> AsyncIterator[Stored]:
 
 async def test_no_request_is_forgotten(world: Stored) -> None:
     asked = {code for code, row in CATALOGUE.items() if "B" in row.receivers}
-    assert world.graph.server.dispatcher.codes == asked
+    assert world.features.endpoint.server.dispatcher.codes == asked
 
 
 async def test_the_fast_port_lacks_pulls_only(world: Stored) -> None:
-    both, fast = (server.dispatcher.codes for server in world.graph.servers)
+    both, fast = (server.dispatcher.codes for server in world.features.endpoint.servers)
     assert both - fast == {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE}
 
 

@@ -53,7 +53,7 @@ async def test_what_was_put_and_got(world: Stored) -> None:
     rows = await table(world)
     assert (rows["msgPutTotalTodayNow"], rows["msgGetTotalTodayNow"]) == ("3", "3")
     assert rows["putMessageTimesTotal"] == "3"
-    log = world.graph.store.log
+    log = world.features.store.log
     assert rows["commitLogMaxOffset"] == rows["putMessageSizeTotal"] == str(log.max_offset)
     assert rows["earliestMessageTimeStamp"] == str(first_ms)
     assert rows["remainTransientStoreBufferNumbs"] == str(2**31 - 1)
@@ -82,7 +82,7 @@ async def test_a_master_without_slaves(world: Stored) -> None:
     answer = await world.call(RequestCode.GET_BROKER_HA_STATUS)
     info = decode_body(HARuntimeInfo, answer.body or b"")
     assert (info.master, info.in_sync_slave_nums, info.ha_connection_info) == (True, 0, [])
-    assert info.master_commit_log_max_offset == world.graph.store.log.max_offset > 0
+    assert info.master_commit_log_max_offset == world.features.store.log.max_offset > 0
 
 
 async def test_a_slave_is_shown_as_one(tmp_path: Path) -> None:

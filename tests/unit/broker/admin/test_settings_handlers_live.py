@@ -119,7 +119,7 @@ async def change(world: Stored, **texts: str | int) -> None:
 
 async def fill(world: Stored, file_count: int) -> MessageStore:
     """Write so many files of the log full, and wait until they are on disk with their views."""
-    store, real = world.graph.store, LoopClock()
+    store, real = world.features.store, LoopClock()
     while len(store.log.files.files) <= file_count:
         assert (await world.send(body=bytes(16 << 10))).code == 0
     deadline = real.monotonic() + 20
@@ -141,7 +141,7 @@ def test_every_setting_holds_at_once_or_waits_for_a_restart() -> None:
 
 
 def test_no_constructor_keeps_a_setting_that_holds_at_once() -> None:
-    """But for those that ``follow`` renews, or ``_set_limits`` of the graph."""
+    """But for those that ``follow`` renews, or ``_apply`` of a feature."""
     holds = {info.name for info in settings(BrokerConfig) if info.java in " ".join(LIVE.values())}
     kept = {
         (path.name, node.attr)
@@ -153,13 +153,13 @@ def test_no_constructor_keeps_a_setting_that_holds_at_once() -> None:
         if node.attr in holds
     }
     renewed = {
-        "composition.py", "message_store.py", "put_message.py", "flush.py",
+        "base_features.py", "message_store.py", "put_message.py", "flush.py",
         "transient_store_pool.py",
     }  # fmt: skip
     # A slave believes no record of its master to be longer: a guard, not the limit of a send.
     kept.discard(("replica_log.py", "max_message_size"))
     assert {name for name, _ in kept} <= renewed
-    assert {key for name, key in kept if name == "composition.py"} == {"held_size_max"}
+    assert {key for name, key in kept if name == "base_features.py"} == {"held_size_max"}
 
 
 def eagerly_read(node: ast.AST) -> Iterator[ast.Attribute]:
@@ -178,7 +178,7 @@ async def test_what_is_read_at_start_waits_for_the_next(
         caplog.clear()
         await change(world, brokerName="broker-z", flushDiskType="SYNC_FLUSH", traceOn="false")
         assert caplog.messages == ["these settings wait for a restart: brokerName, flushDiskType"]
-        current = world.graph.live.current
+        current = world.context.live.current
         assert (current.broker_name, current.trace_on) == ("broker-a", False)
         answer = await world.call(RequestCode.GET_BROKER_CONFIG)
         lines = (answer.body or b"").decode().splitlines()
@@ -187,7 +187,7 @@ async def test_what_is_read_at_start_waits_for_the_next(
         caplog.clear()
         await change(world, traceOn="true", flushDiskType="ASYNC_FLUSH")
         assert caplog.messages == []
-        assert b"brokerName=broker-z\n" in world.graph.live.encode()
+        assert b"brokerName=broker-z\n" in world.context.live.encode()
 
 
 async def test_sends(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ async def test_new_producers(tmp_path: Path) -> None:
             data = HeartbeatData(client_id="p1", producer_data_set=[ProducerData(group_name=group)])
             answer = await world.call(RequestCode.HEART_BEAT, {}, encode_body(data))
             assert answer.code == 0
-            infos = world.graph.producers.table_info().data.get(group, [])
+            infos = world.features.groups.producers.table_info().data.get(group, [])
             return max((info.last_update_timestamp for info in infos), default=0)
 
         first_ms = await beat("pg1")
@@ -296,11 +296,11 @@ async def test_silent_clients(tmp_path: Path) -> None:
         member = Member(world, "m1", silent)
         await member.join("g", "T")
         await world.clock.advance(110, clients_alive=False)
-        assert world.graph.consumers.group("g") is not None
+        assert world.features.groups.consumers.group("g") is not None
         await member.join("g", "T")
         await change(world, channelExpiredTimeout=5_000)
         await world.clock.advance(10, clients_alive=False)
-        assert world.graph.consumers.group("g") is None
+        assert world.features.groups.consumers.group("g") is None
         await member.leave()
 
 
@@ -337,24 +337,27 @@ async def test_timers(tmp_path: Path) -> None:
 async def test_protection(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with stored(tmp_path) as world:
         caplog.clear()
-        graph = world.graph
+        features = world.features
         await change(world, heldSizeMax=77, maxStatsIdleTimeInMinutes=30)
-        assert (graph.outstanding.size_max, graph.stats.idle_max_ms) == (77, 30 * 60_000)
+        assert (
+            features.overload.outstanding.size_max,
+            features.stats.broker_stats.idle_max_ms,
+        ) == (77, 30 * 60_000)
         await change(world, heldPullCountMax=1)
         await world.send()
         held, refused = await world.begin_pull(1), await world.begin_pull(1)
         assert (held.done(), refused.done()) == (False, True)
-        graph.guard.appended(10.0, 10.5)  # within osPageCacheBusyTimeOutMills
+        features.overload.guard.appended(10.0, 10.5)  # within osPageCacheBusyTimeOutMills
         assert caplog.messages == []
         await change(world, osPageCacheBusyTimeOutMills=400)
         await world.send()  # the first request after the change
-        graph.guard.appended(20.0, 20.5)
+        features.overload.guard.appended(20.0, 20.5)
         assert caplog.messages == ["an append took 500 ms"]
 
 
 async def test_flush_intervals(tmp_path: Path) -> None:
     async with stored(tmp_path, flushCommitLogThoroughInterval="0") as world:
-        files, real = world.graph.store.log.files, LoopClock()
+        files, real = world.features.store.log.files, LoopClock()
         await change(world, flushIntervalCommitLog=60_000)
         await world.clock.advance(2)  # the wait that was under way
         await world.send()

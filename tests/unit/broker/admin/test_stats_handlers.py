@@ -113,7 +113,7 @@ async def test_recorded_progress(world: Stored) -> None:
     await send(world, "FrameA", 0, 15)
     await send(world, "FrameA", 1, 12)
     await send(world, "%RETRY%golden_push_cg", 0, 2)
-    offsets = world.graph.offsets
+    offsets = world.features.groups.offsets
     for queue_id, committed in enumerate((15, 12)):
         offsets.commit("golden_push_cg", "FrameA", queue_id, committed)
     offsets.commit("golden_push_cg", "%RETRY%golden_push_cg", 0, 2)
@@ -141,7 +141,7 @@ async def test_the_last_consumed_message_gives_the_time(world: Stored) -> None:
     world.add_topic("T", 1)
     began_ms = world.clock.now_ms()
     await send(world, "T", 0, 5)
-    world.graph.offsets.commit("g", "T", 0, 3)
+    world.features.groups.offsets.commit("g", "T", 0, 3)
     (report,) = (await consume_stats(world, "g")).offset_table.values()
     assert (report.broker_offset, report.consumer_offset, report.pull_offset) == (5, 3, 3)
     assert report.last_timestamp == began_ms + 2
@@ -150,7 +150,7 @@ async def test_the_last_consumed_message_gives_the_time(world: Stored) -> None:
 async def test_topics_that_an_online_group_does_not_subscribe_are_left_out(world: Stored) -> None:
     for topic in ("T", "U"):
         world.add_topic(topic, 1)
-        world.graph.offsets.commit("g", topic, 0, 0)
+        world.features.groups.offsets.commit("g", topic, 0, 0)
     assert {q.topic for q in (await consume_stats(world, "g")).offset_table} == {"T", "U"}
     member = Member(world, "c1", silent)
     await member.join("g", "T")
@@ -179,7 +179,7 @@ async def test_rates_are_those_of_the_last_minute(world: Stored) -> None:
         await world.clock.advance(10)
     stats = await topic_stats(world, "T")
     assert stats.topic_put_tps == pytest.approx(0.1, rel=0.05)
-    world.graph.offsets.commit("g", "T", 0, 0)
+    world.features.groups.offsets.commit("g", "T", 0, 0)
     assert (await consume_stats(world, "g")).consume_tps == pytest.approx(21 / 60, rel=0.05)
 
 
@@ -192,8 +192,8 @@ async def test_all_groups_at_once(world: Stored) -> None:
     await send(world, "T", 0, 5)
     await send(world, "O", 0, 4)
     for group in ("g", "h"):
-        world.graph.groups.find(group)
-    offsets = world.graph.offsets
+        world.features.groups.table.find(group)
+    offsets = world.features.groups.offsets
     offsets.commit("g", "T", 0, 2)
     offsets.commit_pulled("g", "T", 0, 4)
     offsets.commit("g", "O", 0, 1)
@@ -211,10 +211,10 @@ async def test_all_groups_at_once(world: Stored) -> None:
 
 
 async def test_many_topics_do_not_stall_the_loop(world: Stored) -> None:
-    world.graph.groups.find("g")
+    world.features.groups.table.find("g")
     for number in range(500):
         world.add_topic(f"T{number}", 8)
-        world.graph.offsets.commit("g", f"T{number}", 0, 0)
+        world.features.groups.offsets.commit("g", f"T{number}", 0, 0)
     turns = 0
 
     async def count_turns() -> None:
@@ -244,7 +244,7 @@ async def test_time_span(world: Stored) -> None:
     for _ in range(4):
         await world.send("T", queue_id=0)
         await world.clock.advance(1)
-    world.graph.offsets.commit("g", "T", 0, 2)
+    world.features.groups.offsets.commit("g", "T", 0, 2)
     answer = await world.call(RequestCode.QUERY_CONSUME_TIME_SPAN, {"topic": "T", "group": "g"})
     full, empty = decode_body(QueryConsumeTimeSpanBody, answer.body or b"").consume_time_span_set
     assert full.message_queue == queue("T", 0)
@@ -266,7 +266,7 @@ def test_times_for_people() -> None:
 
 
 async def test_correction_offsets(world: Stored) -> None:
-    offsets = world.graph.offsets
+    offsets = world.features.groups.offsets
     for group, offset in (("g", 7), ("h", 5), ("left_out", 1), ("behind", 3)):
         offsets.commit(group, "T", 0, offset)
     ext = {"topic": "T", "compareGroup": "g", "filterGroups": "left_out,behind"}

@@ -17,13 +17,13 @@ FILE_SIZE = 64 << 10
 
 async def fill_files(world: Stored, topic: str, count: int) -> None:
     """Send until the log has so many files."""
-    while len(world.graph.store.log.files.files) < count:
+    while len(world.features.store.log.files.files) < count:
         assert (await world.send(topic, bytes(10_000))).code == 0
 
 
 async def test_queues_without_messages_go(tmp_path: Path) -> None:
     async with stored(tmp_path, mappedFileSizeCommitLog=str(FILE_SIZE)) as world:
-        store = world.graph.store
+        store = world.features.store
         for topic in ("T", "U"):
             world.add_topic(topic, 1)
         await world.send("T")
@@ -44,7 +44,7 @@ async def test_queues_without_messages_go(tmp_path: Path) -> None:
 
 async def test_others_have_their_turn_between_queues(tmp_path: Path) -> None:
     async with stored(tmp_path, mappedFileSizeCommitLog=str(FILE_SIZE)) as world:
-        store = world.graph.store
+        store = world.features.store
         for topic in ("A", "B", "C", "D"):
             world.add_topic(topic, 1)
             await world.send(topic)
@@ -72,7 +72,7 @@ async def test_others_have_their_turn_between_queues(tmp_path: Path) -> None:
 
 async def test_queues_of_no_topic_go(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
-        store = world.graph.store
+        store = world.features.store
         for topic in ("T", "U"):
             world.add_topic(topic, 1)
             await world.send(topic)
@@ -99,7 +99,7 @@ async def test_expired_files_are_deleted_at_once_on_request(tmp_path: Path, aske
         await fill_files(world, "T", 3)
         await world.clock.advance(2 * 3_600)
         await fill_files(world, "T", 4)
-        files = world.graph.store.log.files
+        files = world.features.store.log.files
         assert len(files.files) == 4
         if asked:
             answer = await world.call(RequestCode.DELETE_EXPIRED_COMMITLOG)

@@ -28,7 +28,7 @@ class Disk:
     """Stands before the files of the tables."""
 
     def __init__(self, world: Stored) -> None:
-        self._save = world.graph.saver.save
+        self._save = world.features.saver.save
         self.is_free = asyncio.Event()
         self.is_broken = False
         self.written: list[str] = []
@@ -46,8 +46,8 @@ async def world(tmp_path: Path) -> AsyncIterator[Stored]:
     async with stored(tmp_path) as running:
         running.add_topic("T", 1)
         for group in ("g", "h"):
-            running.graph.groups.find(group)
-        running.graph.offsets.commit("g", "T", 0, 3)
+            running.features.groups.table.find(group)
+        running.features.groups.offsets.commit("g", "T", 0, 3)
         await running.clock.drain()
         yield running
 
@@ -56,7 +56,7 @@ async def world(tmp_path: Path) -> AsyncIterator[Stored]:
 async def disk(world: Stored, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Disk]:
     disk = Disk(world)
     with monkeypatch.context() as patched:
-        patched.setattr(world.graph.saver, "save", disk.save)
+        patched.setattr(world.features.saver, "save", disk.save)
         yield disk
         disk.is_free.set()
 

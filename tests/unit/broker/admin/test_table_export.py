@@ -28,7 +28,7 @@ async def world(tmp_path: Path) -> AsyncIterator[Stored]:
 
 async def on_disk(world: Stored) -> None:
     """Wait for the thread that syncs the log."""
-    files, real = world.graph.store.log.files, LoopClock()
+    files, real = world.features.store.log.files, LoopClock()
     deadline = real.monotonic() + 10
     while files.flushed_where < files.max_offset:
         assert real.monotonic() < deadline
@@ -44,7 +44,7 @@ async def test_recorded_tables_of_a_new_broker(world: Stored, code: int) -> None
     if code == RequestCode.GET_ALL_CONSUMER_OFFSET:
         theirs = decode_body(ConsumerOffsetSerializeWrapper, recorded.body or b"").data_version
         assert theirs is not None
-        world.graph.offsets.version = theirs
+        world.features.groups.offsets.version = theirs
     answer = await world.call(code, asked.ext)
     assert (answer.code, answer.remark, answer.ext) == (0, None, None)
     assert answer.body == recorded.body
@@ -76,7 +76,7 @@ async def test_a_broker_without_a_timer_refuses(tmp_path: Path) -> None:
 
 
 async def test_offsets_are_those_of_the_table(world: Stored) -> None:
-    offsets = world.graph.offsets
+    offsets = world.features.groups.offsets
     for number in range(600):
         offsets.commit("g", f"T{number}", 3, number)
     offsets.commit_pulled("g", "T0", 3, 7)

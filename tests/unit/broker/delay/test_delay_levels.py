@@ -62,7 +62,7 @@ async def test_a_delayed_message_arrives_on_time(tmp_path: Path) -> None:
             queue_id=1, properties="DELAY\x013\x02TAGS\x01A\x02UNIQ_KEY\x01U\x02"
         )
         assert (answer.code, (answer.ext or {})["queueId"]) == (0, "1")
-        queue = world.graph.store.queues.get(SCHEDULE, 2)
+        queue = world.features.store.queues.get(SCHEDULE, 2)
         assert queue is not None
         (waiting,) = world.records(SCHEDULE, 2)
         entry = queue.read_entry(0)
@@ -76,7 +76,7 @@ async def test_a_delayed_message_arrives_on_time(tmp_path: Path) -> None:
         assert arrived.raw_properties == waiting.raw_properties
         names = ("DELAY", "REAL_TOPIC", "REAL_QID", "TAGS")
         assert [arrived.properties[name] for name in names] == ["3", "T", "1", "A"]
-        queue = world.graph.store.queues.get("T", 1)
+        queue = world.features.store.queues.get("T", 1)
         assert queue is not None
         entry = queue.read_entry(0)
         assert entry is not None
@@ -157,7 +157,12 @@ async def test_a_store_of_java_is_taken_over() -> None:
     }
     sent_ms = 1_794_710_097_960
     async with on_disk(disk, sent_ms + 60_000, {**sizes, **RARELY}) as world:
-        assert world.graph.schedule.progress() == {1: (3, 3), 2: (1, 1), 17: (0, 1), 18: (0, 2)}
+        assert world.features.delay.schedule.progress() == {
+            1: (3, 3),
+            2: (1, 1),
+            17: (0, 1),
+            18: (0, 2),
+        }
         tags = [record.properties["TAGS"] for record in world.records("GoldenDelay")]
         assert tags == ["Lv1", "Lv2"]
         await world.clock.advance(hours=2)
@@ -165,7 +170,7 @@ async def test_a_store_of_java_is_taken_over() -> None:
         tags = [record.properties["TAGS"] for record in arrived]
         assert tags == ["Lv1", "Lv2", "Lv17", "Lv18", "Lv99"]
         assert arrived[2].store_timestamp == sent_ms + H
-        assert world.graph.schedule.progress()[18] == (2, 2)
+        assert world.features.delay.schedule.progress()[18] == (2, 2)
 
 
 async def test_who_waits_gets_the_message_when_it_is_due(tmp_path: Path) -> None:
@@ -184,7 +189,7 @@ async def test_only_levels_with_messages_have_a_timer(tmp_path: Path) -> None:
         await world.clock.drain()
         idle_count = world.clock.timer_count
         for level in (1, 1, 4):
-            world.graph.writer.put_own(Draft("T", 0, b"x"), {"DELAY": str(level)})
+            world.features.puts.writer.put_own(Draft("T", 0, b"x"), {"DELAY": str(level)})
         assert world.clock.timer_count == idle_count + 2
         await world.clock.advance(30)
         assert len(world.records("T")) == 3
@@ -233,21 +238,21 @@ async def test_ten_thousand_due_at_once_do_not_stall_the_loop(tmp_path: Path) ->
     broker = Broker(config, network=MemoryNetwork(clock=clock), clock=clock, in_thread=in_place)
     await broker.start()
     try:
-        graph = broker.graph
+        features = broker.features
         for number in range(10_000):
             draft = Draft("T", number % 2, b"%d" % number)
-            result = graph.writer.put_own(draft, {"DELAY": str(1 + number % 2)})
+            result = features.puts.writer.put_own(draft, {"DELAY": str(1 + number % 2)})
             assert result.status is PutStatus.PUT_OK
-        seen, steps = graph.store_stats.put_count, []
+        seen, steps = features.stats.store_stats.put_count, []
         async with clock.timeout(30):
             while seen < 20_000:
                 await asyncio.sleep(0)
-                steps.append(graph.store_stats.put_count - seen)
+                steps.append(features.stats.store_stats.put_count - seen)
                 seen += steps[-1]
         assert max(steps) <= 200
         for queue_id in (0, 1):
             read = [
-                _all_records(graph.store, *where)
+                _all_records(features.store, *where)
                 for where in [(SCHEDULE, queue_id), ("T", queue_id)]
             ]
             waited = [
@@ -278,7 +283,7 @@ async def test_a_full_disk_keeps_the_order(
     async with stored(tmp_path) as world:
         for number in range(3):
             await delayed(world, 1, b"%d" % number)
-        flags = world.graph.store.flags
+        flags = world.features.store.flags
         flags.set(StoreFlag.DISK_FULL)
         await world.clock.advance(5)
         assert bodies(world) == []
@@ -300,7 +305,7 @@ async def test_an_unexpected_error_pauses_its_level(
         await delayed(world, 1, b"a")
         await delayed(world, 1, b"b")
         await delayed(world, 2, b"other")
-        reader = world.graph.store.reader
+        reader = world.features.store.reader
         read, failures = reader.record, iter([StoreError("the disk is broken")])
 
         def failing(log_offset: int) -> object:
@@ -335,11 +340,11 @@ async def test_what_cannot_be_delivered_is_skipped(
 ) -> None:
     async with stored(tmp_path) as world:
         odd = Draft(SCHEDULE, 0, b"odd", f"DELAY\x011\x02{properties}".encode())
-        at = world.graph.store.put(odd).log_offset
+        at = world.features.store.put(odd).log_offset
         await delayed(world, 1, b"good")
         await world.clock.advance(1)
         assert bodies(world) == [b"good"]
-        assert world.graph.schedule.skipped_count == 1
+        assert world.features.delay.schedule.skipped_count == 1
         line = f"skipped message 0 of delay level 1, at log offset {at}: {reason}"
         assert line in caplog.messages
 
@@ -401,7 +406,7 @@ async def test_checksums_of_properties_are_computed_again() -> None:
         await delayed(world, 3, b"b")
         await world.clock.advance(1)
         (first,) = world.records("T")
-        lease = world.graph.store.reader.record(first.log_offset)
+        lease = world.features.store.reader.record(first.log_offset)
         assert lease is not None
         with lease:
             assert sound(first, bytes(lease.view))
@@ -414,7 +419,7 @@ async def test_checksums_of_properties_are_computed_again() -> None:
 
 async def test_a_broker_that_becomes_a_master_again_goes_on(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
-        schedule = world.graph.schedule
+        schedule = world.features.delay.schedule
         await delayed(world, 1, b"a")
         await world.clock.drain()
         await schedule.stop()
@@ -433,7 +438,7 @@ async def test_a_slave_does_not_deliver() -> None:
     async with on_disk(disk, START_MS + M, {"brokerRole": "SLAVE", "brokerId": "1"}) as world:
         await world.clock.advance(60)
         assert bodies(world) == []
-        assert world.graph.schedule.progress() == {1: (0, 1)}
+        assert world.features.delay.schedule.progress() == {1: (0, 1)}
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -444,7 +449,7 @@ async def test_statistics_and_progress(tmp_path: Path) -> None:
         for level in (1, 1, 2):
             await delayed(world, level)
         await world.clock.advance(1)
-        stats, schedule = world.graph.stats, world.graph.schedule
+        stats, schedule = world.features.stats.broker_stats, world.features.delay.schedule
         read = stats.group_gets[SCHEDULE, SCHEDULE_GROUP]
         arrived = world.records("T")
         assert (read.count, read.times) == (2, 2)

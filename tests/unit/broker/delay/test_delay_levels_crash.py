@@ -32,7 +32,7 @@ async def test_delivered_once_across_restarts(flush_type: str) -> None:
         await delayed(world, 99, b"late")
         await world.clock.advance(10)
         await world.clock.drain()
-        assert world.graph.store.reader.max_offset(SCHEDULE, 17) == 1
+        assert world.features.store.reader.max_offset(SCHEDULE, 17) == 1
     assert saved_offsets(disk) == {3: 1, 18: 0}
     async with on_disk(disk, START_MS + 60_000, given) as world:
         await world.clock.advance(60)
@@ -41,9 +41,9 @@ async def test_delivered_once_across_restarts(flush_type: str) -> None:
     # While it does not run, both become due.
     async with on_disk(disk, START_MS + 3 * HOUR_MS, given) as world:
         await world.clock.drain()
-        await flush(world.graph.store)
+        await flush(world.features.store)
         assert bodies(world) == [b"a", b"b", b"late"]
-        assert world.graph.schedule.progress() == {3: (2, 2), 18: (1, 1)}
+        assert world.features.delay.schedule.progress() == {3: (2, 2), 18: (1, 1)}
     assert saved_offsets(disk) == {3: 2, 18: 1}
 
 
@@ -52,7 +52,7 @@ async def test_after_kill_nothing_is_lost_and_the_last_seconds_come_twice() -> N
     async with on_disk(disk, orderly=False) as world:
         await delayed(world, 1, b"a")
         await world.clock.advance(1)
-        await flush(world.graph.store)
+        await flush(world.features.store)
         await world.clock.advance(19)  # delivered, on disk, saved
         assert saved_offsets(disk) == {1: 1}
         await delayed(world, 1, b"b")
@@ -79,10 +79,10 @@ async def test_what_power_loss_takes_back_is_delivered_again() -> None:
             await delayed(world, 1, b"a")
             await delayed(world, 1, b"b")
             await delayed(world, 2, b"other")
-            await flush(world.graph.store)
+            await flush(world.features.store)
             await world.clock.advance(30)
             assert bodies(world) == [b"a", b"b", b"other"]
-            assert world.graph.schedule.progress() == {1: (2, 2), 2: (1, 1)}
+            assert world.features.delay.schedule.progress() == {1: (2, 2), 2: (1, 1)}
             assert saved_offsets(disk) == {1: 0, 2: 0}  # saved indeed, no further than the disk
             survived = disk.power_loss()
         async with on_disk(survived, START_MS + 31_000, LAZY) as world:
@@ -100,13 +100,13 @@ async def test_offsets_are_saved_when_the_disk_has_the_deliveries(flush_type: st
     async with on_disk(disk, given={"flushDiskType": flush_type}) as world:
         await delayed(world, 1, b"a")
         await world.clock.advance(0.5)
-        log = world.graph.store.log
+        log = world.features.store.log
         while log.files.flushed_where < log.max_offset:
-            await flush(world.graph.store)
+            await flush(world.features.store)
         plan.chance("files.sync", 1.0, action=FaultAction.ERROR)
         await world.clock.advance(5)
-        assert world.graph.schedule.progress() == {1: (1, 1)}
-        assert world.graph.schedule.snapshot().offset_table == {1: 0}
+        assert world.features.delay.schedule.progress() == {1: (1, 1)}
+        assert world.features.delay.schedule.snapshot().offset_table == {1: 0}
         plan.clear()
         await world.clock.advance(20)  # the disk is tried again, then the offsets are saved
         assert saved_offsets(disk) == {1: 1}
@@ -119,7 +119,7 @@ async def test_every_crash_point_of_a_delivery_leaves_it_deliverable() -> None:
         disk = FaultyFileSystem(FaultPlan(nth))
         async with on_disk(disk, orderly=False) as world:
             await delayed(world, 1, b"a")
-            await flush(world.graph.store)
+            await flush(world.features.store)
             disk.plan.at("files.*", nth=nth, action=FaultAction.CUT)
             with contextlib.suppress(Exception):
                 await world.clock.advance(25)

@@ -25,7 +25,7 @@ DAY_S = 86_400
 
 
 def service(world: Stored) -> TimerService:
-    timer = world.graph.timer
+    timer = world.features.delay.timer
     assert timer is not None
     return timer
 
@@ -40,7 +40,7 @@ async def send(
 def put_raw(world: Stored, **properties: str) -> None:
     """A record that the broker would not take from a client, but may find in the log."""
     text = encode_properties(properties).encode()
-    assert world.graph.writer.put(Draft(TIMER_TOPIC, 0, b"hello", text)).status.stored
+    assert world.features.puts.writer.put(Draft(TIMER_TOPIC, 0, b"hello", text)).status.stored
 
 
 def bodies(world: Stored, topic: str = "T") -> list[bytes]:
@@ -223,15 +223,15 @@ async def test_thousands_in_one_slot_come_in_slices(
         deliver = timer._deliver_some
 
         def counted() -> bool:
-            before = world.graph.store.reader.max_offset("T", 0)
+            before = world.features.store.reader.max_offset("T", 0)
             more = deliver()
-            turns.append(world.graph.store.reader.max_offset("T", 0) - before)
+            turns.append(world.features.store.reader.max_offset("T", 0) - before)
             return more
 
         monkeypatch.setattr(timer, "_deliver_some", counted)
         await world.clock.advance(60)
         assert bodies(world)[:1_000] == [b"%d" % number for number in range(1_000)]
-        assert world.graph.store.reader.max_offset("T", 0) == 3_000
+        assert world.features.store.reader.max_offset("T", 0) == 3_000
         assert max(turns) == timer_module.DELIVERED_PER_TURN
         assert timer.facts().congest_count == 0
 
@@ -319,7 +319,7 @@ async def test_state_is_saved_while_there_is_always_more_to_do(
             await send(world, TIMER_DELAY_SEC=60)
         await world.clock.advance(2)
         assert timer._flush_timer is None
-        world.graph.live.update("timerStopEnqueue=false", 0)
+        world.context.live.update("timerStopEnqueue=false", 0)
         timer._take_turn()
         assert (timer.enqueue_lag(), timer._turn is None) == (4, False)
         assert timer._flush_timer is not None
@@ -351,7 +351,7 @@ async def test_the_wall_clock_is_set_forward(tmp_path: Path) -> None:
 
 def failing(world: Stored, statuses: list[PutStatus]) -> Callable[..., PutResult]:
     """Let the next puts to T end with these; the moments of all puts are in ``tries``."""
-    writer = world.graph.writer
+    writer = world.features.puts.writer
     put = writer.put
 
     def put_or_fail(draft: Any) -> PutResult:
@@ -385,7 +385,7 @@ async def test_retries(
         now_ms = await to_phase(world, 0)
         await send(world, b"first", TIMER_DELAY_SEC=2)
         await send(world, b"second", TIMER_DELAY_SEC=2)
-        monkeypatch.setattr(world.graph.writer, "put", failing(world, statuses))
+        monkeypatch.setattr(world.features.puts.writer, "put", failing(world, statuses))
         await world.clock.advance(30)
         expected = [b"second"] if arrives_ms is None else [b"first", b"second"]
         assert (bodies(world), statuses) == (expected, [])
@@ -476,7 +476,7 @@ async def test_who_sends_to_the_timer_itself_makes_no_queues(
         batch = await world.send(TIMER_TOPIC, one, m="true")
         assert batch.code == code
         await world.clock.advance(2)
-        queues = world.graph.store.queues.by_topic.get(topic, {})
+        queues = world.features.store.queues.by_topic.get(topic, {})
         assert list(queues) == ([7] if code == 0 else [])
         assert len(world.records(topic, 7)) == (2 if code == 0 else 0)
 

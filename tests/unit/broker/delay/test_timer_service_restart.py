@@ -111,17 +111,17 @@ async def test_a_transient_pool_is_emptied_before_the_timer_is_saved(
         "mappedFileSizeCommitLog": str(256 << 10),
     }
     world = await start(tmp_path, 1_794_710_000_000, files=None, **pool)
-    store, real = world.graph.store, LoopClock()
+    store, real = world.features.store, LoopClock()
     for number in range(20):
         draft = Draft("T", 0, b"%d" % number)
-        assert world.graph.writer.put_own(draft, {"TIMER_DELAY_SEC": "60"}).status.stored
+        assert world.features.puts.writer.put_own(draft, {"TIMER_DELAY_SEC": "60"}).status.stored
     deadline = real.monotonic() + 10
     while service(world).timing_counts() != {"T": 20}:
         assert real.monotonic() < deadline
         await world.clock.advance(0.1)
         await real.sleep(0.001)
     hour = "3600000"
-    world.graph.live.update(
+    world.context.live.update(
         f"commitIntervalCommitLog={hour}\ncommitCommitLogThoroughInterval={hour}\n"
         "commitCommitLogLeastPages=1000\n",
         world.clock.now_ms(),
@@ -147,18 +147,18 @@ async def test_a_stop_within_a_slot_finishes_it(tmp_path: Path) -> None:
 
     def deliver_and_look() -> bool:
         more = deliver()
-        if not steps and world.graph.store.reader.max_offset("T", 0) > 100:
+        if not steps and world.features.store.reader.max_offset("T", 0) > 100:
             steps.append(asyncio.create_task(timer.stop()))
         return more
 
     timer._deliver_some = deliver_and_look  # type: ignore[method-assign]
     await world.clock.advance(5)
     await steps[0]
-    assert world.graph.store.reader.max_offset("T", 0) == 500
+    assert world.features.store.reader.max_offset("T", 0) == 500
     now_ms = await stop(world)
     async with again(tmp_path, now_ms) as world:
         await world.clock.advance(20)
-        assert world.graph.store.reader.max_offset("T", 0) == 500
+        assert world.features.store.reader.max_offset("T", 0) == 500
 
 
 async def test_weeks_of_silence_lose_nothing(tmp_path: Path) -> None:
@@ -168,11 +168,11 @@ async def test_weeks_of_silence_lose_nothing(tmp_path: Path) -> None:
     now_ms = await stop(world)
     lap_ms = 1_209_600_000
     async with again(tmp_path, now_ms + lap_ms) as world:
-        world.graph.live.update("timerStopDequeue=true", 0)
+        world.context.live.update("timerStopDequeue=true", 0)
         await send(world, b"new", TIMER_DELAY_SEC=100)  # the same slot, a lap later
         await world.clock.advance(5)
         assert service(world).enqueue_lag() == 1
-        world.graph.live.update("timerStopDequeue=false", 0)
+        world.context.live.update("timerStopDequeue=false", 0)
         await world.clock.advance(5)
         assert (bodies(world), service(world).enqueue_lag()) == ([b"old"], 0)
         await world.clock.advance(100)
@@ -407,7 +407,7 @@ async def test_expired_files_of_the_timer_log_go(tmp_path: Path) -> None:
         await world.clock.advance(20)
         directory = tmp_path / "store" / "timerlog"
         assert len(list(directory.iterdir())) == 5  # 13 units in each file
-        files = world.graph.store.log.files
+        files = world.features.store.log.files
         while len(files.files) > 1:
             files.retire_oldest(world.clock.monotonic())
         await world.clock.advance(31)

@@ -66,7 +66,7 @@ async def test_a_proxy_that_knows_no_offset_asks_for_one(tmp_path: Path) -> None
         assert told(await world.pull(-1, **PROXY)) == (21, "OFFSET_RESET", "0")
         await world.pull(6, **PROXY)
         assert told(await world.pull(-1, **PROXY)) == (21, "OFFSET_RESET", "6")
-        world.graph.store.reader._memory_size = 10  # the beginning is not in memory any more
+        world.features.store.reader._memory_size = 10  # the beginning is not in memory any more
         other = {**PROXY, "proxyFrowardClientId": "c2", "consumerGroup": "h"}
         assert told(await world.pull(-1, **other)) == (21, "OFFSET_RESET", "10")
 
@@ -78,7 +78,7 @@ async def test_an_unknown_client_goes_on_where_the_last_one_is(tmp_path: Path) -
             await world.pull(offset, requestSource=1, proxyFrowardClientId=client_id)
         await world.clock.advance(seconds=6)
         await world.pull(8, **PROXY)
-        offsets = world.graph.offsets
+        offsets = world.features.groups.offsets
         assert offsets.get("g@broadcast", "T", 0) == 5
         assert (offsets.groups_of("T"), offsets.topics_of("g@broadcast")) == ([], [])
         assert offsets.dump().group_topic_map == {}
@@ -90,7 +90,7 @@ async def test_clients_are_forgotten(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         await fill(world)
         await heartbeat(world)
-        broadcasts = world.graph.pulls._broadcasts
+        broadcasts = world.features.pull.service._broadcasts
         await world.pull(8)  # c1, connected
         await world.pull(5, requestSource=1, proxyFrowardClientId="c2")
         other: dict[str, Any] = {**PROXY, "proxyFrowardClientId": "x", "consumerGroup": "h"}
@@ -125,7 +125,7 @@ async def test_a_large_group_is_gone_through_once(
         monkeypatch.setattr(ClientChannel, "client_id", property(client_id))
         await world.clock.advance(seconds=121)
         await world.pull(5, **PROXY)
-        assert len(world.graph.pulls._broadcasts) == 1
+        assert len(world.features.pull.service._broadcasts) == 1
         assert looks <= 2
 
 
@@ -134,12 +134,12 @@ async def test_other_consumers_and_other_brokers_are_left_alone(tmp_path: Path) 
         await fill(world)
         await heartbeat(world, MessageModel.CLUSTERING)
         await world.pull(3)
-        assert len(world.graph.pulls._broadcasts) == 0
+        assert len(world.features.pull.service._broadcasts) == 0
         await world.pull(3, requestSource=1)  # a proxy that does not say for whom
-        assert len(world.graph.pulls._broadcasts) == 0
+        assert len(world.features.pull.service._broadcasts) == 0
     async with stored(tmp_path / "off", enableBroadcastOffsetStore="false") as world:
         await fill(world)
         await heartbeat(world)
         await world.pull(3)
         assert told(await world.pull(1, **PROXY)) == (0, "FOUND", "10")
-        assert len(world.graph.pulls._broadcasts) == 0
+        assert len(world.features.pull.service._broadcasts) == 0

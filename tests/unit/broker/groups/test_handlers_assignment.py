@@ -147,4 +147,4 @@ async def test_modes_that_cannot_be_set(
     answer = await set_mode(world, **fields)
     assert answer.code == code
     assert (answer.remark or "").startswith(remark)
-    assert len(world.graph.request_modes) == 0
+    assert len(world.features.groups.request_modes) == 0

@@ -44,7 +44,7 @@ async def test_a_queue_that_has_lost_its_beginning_is_not_young(tmp_path: Path) 
     async with stored(tmp_path) as world:
         for _ in range(5):
             await world.send()
-        queue = world.graph.store.queues.get("T", 0)
+        queue = world.features.store.queues.get("T", 0)
         entry = None if queue is None else queue.read_entry(2)
         assert queue is not None
         assert entry is not None
@@ -58,7 +58,7 @@ async def test_commits(tmp_path: Path) -> None:
         await world.send()
         unknown = await commit(world, 5)
         assert (unknown.code, unknown.ext, unknown.remark) == (26, {}, "Group g not exist!")
-        world.graph.groups.find("g")
+        world.features.groups.table.find("g")
         no_topic = await commit(world, 5, topic="No")
         assert (no_topic.code, no_topic.remark) == (17, "Topic No not exist!")
         bare = {"consumerGroup": "g", "topic": "T"}
@@ -75,8 +75,8 @@ async def test_commits(tmp_path: Path) -> None:
 async def test_a_commit_during_a_reset_is_ignored(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         await world.send()
-        world.graph.groups.find("g")
-        world.graph.offsets.reset("g", "T", {0: 1})
+        world.features.groups.table.find("g")
+        world.features.groups.offsets.reset("g", "T", {0: 1})
         ignored = await commit(world, 9)
         assert (ignored.code, ignored.remark) == (0, "Offset has been previously reset")
         assert (await query(world)).ext == {"offset": "1"}

@@ -22,13 +22,13 @@ from tests.unit.broker.stored import Stored, await_flushes, bodies_of, stored
 def noted_arrivals(world: Stored) -> list[tuple[str, int]]:
     """Filled from now on: the queues of which the broker is told."""
     found: list[tuple[str, int]] = []
-    arrived = world.graph.pulls.waiting.arrived
+    arrived = world.features.pull.service.waiting.arrived
 
     def note(arrival: Arrival) -> None:
         found.append((arrival.topic, arrival.queue_id))
         arrived(arrival)
 
-    world.graph.pulls.waiting.arrived = note  # type: ignore[method-assign]
+    world.features.pull.service.waiting.arrived = note  # type: ignore[method-assign]
     return found
 
 
@@ -84,7 +84,7 @@ async def test_arrivals_are_reported_only_for_held_pulls(
         assert found == [], "it has its answer"
         await send(world, 3, 3, 3)
         assert bodies_of(await world.clock.finish(pulls[1]))[0] == b"hello"
-        assert ("T", 1) not in world.graph.pulls.waiting.awaited
+        assert ("T", 1) not in world.features.pull.service.waiting.awaited
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,9 @@ async def test_found(tmp_path: Path) -> None:
         assert [answer.ext[key] for key in ("minOffset", "maxOffset")] == ["0", "3"]
         assert answer.ext["suggestWhichBrokerId"] == "0"
         assert bodies_of(answer) == [b"m1", b"m2"]
-        assert world.graph.stats.group_gets["T", "g"].count == 2
-        assert world.graph.offsets.get_pulled("g", "T", 0) == 3
-        assert sum(file.leases for file in world.graph.store.log.files.files) == 0
+        assert world.features.stats.broker_stats.group_gets["T", "g"].count == 2
+        assert world.features.groups.offsets.get_pulled("g", "T", 0) == 3
+        assert sum(file.leases for file in world.features.store.log.files.files) == 0
 
 
 @pytest.mark.spec("broker.13.10")
@@ -76,7 +76,7 @@ async def test_outside_of_a_queue(tmp_path: Path) -> None:
         empty = await world.pull(0, topic="Empty")
         assert position(empty) == (19, "NO_MESSAGE_IN_QUEUE", 0)
         assert position(await world.pull(7, topic="Empty"))[::2] == (21, 0)
-        queue = world.graph.store.queues.get("T", 0)
+        queue = world.features.store.queues.get("T", 0)
         entry = None if queue is None else queue.read_entry(8)
         assert queue is not None
         assert entry is not None
@@ -108,7 +108,7 @@ async def test_bulk_pulls_are_limited_by_pull_max_bytes(tmp_path: Path, code: Re
         assert len(answer.body or b"") <= 20_000
         fewer = await world.pull(0, maxMsgNums=1000, maxMsgBytes=2_000, bulk="true", code=code)
         assert 0 < len(fewer.body or b"") <= 2_000
-        world.graph.store.reader._memory_size = 10  # nor does it matter what is on disk only
+        world.features.store.reader._memory_size = 10  # nor does it matter what is on disk only
         assert position(await world.pull(0, maxMsgNums=64, bulk="true", code=code))[2] == 64
         assert position(await world.pull(0, maxMsgNums=64, bulk="false", code=code))[2] == 8
         await world.send("Large", bytes(300 << 10))
@@ -119,7 +119,7 @@ async def test_bulk_pulls_are_limited_by_pull_max_bytes(tmp_path: Path, code: Re
 async def test_a_store_that_cannot_be_read(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         await fill(world, 1)
-        world.graph.store.flags.set(StoreFlag.NOT_READABLE)
+        world.features.store.flags.set(StoreFlag.NOT_READABLE)
         answer = await world.pull()
         assert (answer.code, answer.ext) == (1, {})
         assert (answer.remark or "").startswith("store getMessage return null")
@@ -136,7 +136,7 @@ async def test_checks_in_order(tmp_path: Path) -> None:
             SubscriptionGroupConfig(group_name="g"),
             SubscriptionGroupConfig(group_name="off", consume_enable=False),
         ):
-            world.graph.groups.update(config)
+            world.features.groups.table.update(config)
         for changes, code, ext, remark in [
             ({"consumerGroup": "x"}, 26, {}, "subscription group [x] does not exist, "),
             (
@@ -206,14 +206,14 @@ async def test_subscriptions(tmp_path: Path) -> None:
         assert bodies_of(alone) == [b"A", b"B"]
         nothing = await world.pull(subscription="TagX")
         assert position(nothing) == (20, "NO_MATCHED_MESSAGE", 3)
-        assert world.graph.consumers.subscription("alone", "T") is not None
+        assert world.features.groups.consumers.subscription("alone", "T") is not None
 
 
 async def test_forbidden_to_a_group(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         await fill(world, 1)
         await world.heartbeat(subscription())
-        world.graph.groups.set_may_read("g", "T", False)
+        world.features.groups.table.set_may_read("g", "T", False)
         answer = await world.pull(sysFlag=0)
         assert (answer.code, answer.ext) == (16, {"forbiddenType": "5"})
         assert answer.remark == "the consumer group[g] is forbidden for topic[T]"
@@ -234,7 +234,7 @@ async def test_sql_filters(tmp_path: Path) -> None:
             assert (refused.remark or "").startswith("parse the consumer's subscription failed: ")
         await world.heartbeat(subscription(text="a > 5", version=2, expression_type="SQL92"))
         assert bodies_of(await world.pull(sysFlag=0, subVersion=2)) == [b"7"]
-        world.graph.filters.register("g", [], world.clock.now_ms())
+        world.features.groups.filters.register("g", [], world.clock.now_ms())
         for text in ("a BETWEEN 5 AND 1", "a = NULL", "a > 0.0"):
             data = subscription(text=text, expression_type="SQL92")
             body = encode_body(CheckClientRequestBody(subscription_data=data, group="g"))
@@ -248,7 +248,7 @@ async def test_sql_filters_that_are_missing_or_old(tmp_path: Path) -> None:
         missing = await world.pull(sysFlag=0, subVersion=2)
         assert (missing.code, missing.ext) == (27, {})
         await world.heartbeat(subscription(text="a > 1", version=3, expression_type="SQL92"))
-        found = world.graph.filters.get("T", "g")
+        found = world.features.groups.filters.get("T", "g")
         assert found is not None
         found.client_version = 1
         assert (await world.pull(sysFlag=0, subVersion=3)).code == 28
@@ -275,7 +275,7 @@ async def test_a_held_pull_wakes_for_matching_messages(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         world.add_topic("T", 1)
         held = await world.begin_pull(subscription="A")
-        assert len(world.graph.pulls.held) == 1
+        assert len(world.features.pull.service.held) == 1
         await world.send(body=b"other", properties="TAGS\x01B\x02")
         await world.clock.drain()
         assert not held.done()
@@ -293,7 +293,7 @@ async def test_a_held_pull_wakes_for_matching_messages(tmp_path: Path) -> None:
         assert not held.done()
         await world.clock.advance(0.2)
         assert position(await held) == (19, "OFFSET_OVERFLOW_ONE", 2)
-        assert len(world.graph.pulls.held) == 0
+        assert len(world.features.pull.service.held) == 0
 
 
 @pytest.mark.spec("remoting.10.3")
@@ -305,7 +305,7 @@ async def test_a_held_pull_delays_nothing_on_its_connection(tmp_path: Path) -> N
             assert (
                 await world.call(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"})
             ).code == 0
-        assert len(world.graph.server.connections) == 1
+        assert len(world.features.endpoint.server.connections) == 1
         assert not held.done()
         await world.send()
         assert bodies_of(await held) == [b"hello"]
@@ -335,7 +335,7 @@ async def test_the_pulls_of_a_closed_connection_are_forgotten(tmp_path: Path) ->
         held = await world.begin_pull()
         world.network.cut_all()
         await world.clock.drain()
-        assert len(world.graph.pulls.held) == 0
+        assert len(world.features.pull.service.held) == 0
         with pytest.raises(Exception, match="closed"):
             await held
 
@@ -344,7 +344,7 @@ async def test_a_broker_that_stops_answers_what_it_holds(tmp_path: Path) -> None
     async with stored(tmp_path) as world:
         world.add_topic("T", 1)
         held = await world.begin_pull()
-        world.graph.pulls.waiting.stop()
+        world.features.pull.service.waiting.stop()
         assert position(await held) == (19, "NO_MESSAGE_IN_QUEUE", 0)
         assert (await world.pull(sysFlag=OWN | SUSPEND)).code == 19
 
@@ -356,7 +356,7 @@ async def test_a_commit_counts_when_the_pull_comes(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         await fill(world, 3)
         held = await world.begin_pull(3, sysFlag=OWN | SUSPEND | COMMIT, commitOffset=2)
-        offsets = world.graph.offsets
+        offsets = world.features.groups.offsets
         assert offsets.get("g", "T", 0) == 2
         offsets.commit("g", "T", 0, 1)
         await world.send()
@@ -369,10 +369,10 @@ async def test_a_commit_counts_when_the_pull_comes(tmp_path: Path) -> None:
 async def test_a_reset_is_reported_once_and_not_undone_by_the_commit(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         await fill(world, 5)
-        world.graph.offsets.reset("g", "T", {0: 1})
+        world.features.groups.offsets.reset("g", "T", {0: 1})
         moved = await world.pull(5, sysFlag=OWN | SUSPEND | COMMIT, commitOffset=5)
         assert position(moved) == (21, "OFFSET_RESET", 1)
-        assert world.graph.offsets.get("g", "T", 0) == 1
+        assert world.features.groups.offsets.get("g", "T", 0) == 1
         assert position(await world.pull(1)) == (0, "FOUND", 5)
 
 
@@ -382,7 +382,7 @@ async def test_a_reset_is_reported_once_and_not_undone_by_the_commit(tmp_path: P
 async def test_counters_of_a_read(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         await fill(world, 3, properties="TAGS\x01A\x02")
-        stats, log = world.graph.stats, world.graph.store.log
+        stats, log = world.features.stats.broker_stats, world.features.store.log
         first_end = world.records("T")[1].log_offset
         await world.pull(0, maxMsgNums=1)
         meter = stats.queue_gets[0, "T", "g"]
@@ -438,15 +438,14 @@ async def test_a_slave_sends_clients_back_to_its_master(
         assert (await world.send()).code == 2
         # Without a master it does what a master does, and corrects no offset.
         held = await world.begin_pull(5)
-        assert len(world.graph.pulls.held) == 1
+        assert len(world.features.pull.service.held) == 1
         assert position(await world.pull(100)) == (20, "OFFSET_OVERFLOW_BADLY", 100)
-        assert world.graph.slave is not None
-        for part in (world.graph.slave, world.graph.replication):
+        assert world.features.slave.sync is not None
+        for part in (world.features.slave.sync, world.features.replication.service):
             monkeypatch.setattr(part, "set_master", lambda *_: None)  # nobody is there
-        registration = world.graph.registration
+        registration = world.features.registration
         registration.master = MasterAddress("127.0.0.1:1", "127.0.0.1:2")
-        assert registration._on_master is not None
-        registration._on_master(registration.master)
+        registration.master_changes.publish(registration.master)
         assert position(await held) == (20, "OFFSET_OVERFLOW_ONE", 5)
         redirected = await world.pull(5, sysFlag=OWN | SUSPEND)
         assert position(redirected) == (20, "OFFSET_OVERFLOW_ONE", 5)
@@ -474,11 +473,11 @@ async def test_a_reader_far_behind_is_sent_to_a_slave(
     tmp_path: Path, slave_read: str, suggested: str
 ) -> None:
     async with stored(tmp_path, slaveReadEnable=slave_read) as world:
-        world.graph.groups.update(
+        world.features.groups.table.update(
             SubscriptionGroupConfig(group_name="g", which_broker_when_consume_slowly=7)
         )
         await fill(world, 5)
-        world.graph.store.reader._memory_size = 10
+        world.features.store.reader._memory_size = 10
         behind = await world.pull(0, maxMsgNums=1)
         assert (behind.ext or {})["suggestWhichBrokerId"] == suggested
 

@@ -91,7 +91,7 @@ async def test_no_frames_with_interceptors_of_responses(
         await world.send(body=b"small")
         with_frame = await world.pull()
         seeing = Seeing()
-        dispatcher = world.graph.server.dispatcher
+        dispatcher = world.features.endpoint.server.dispatcher
         dispatcher.interceptors = (*dispatcher.interceptors, seeing)
         without = await world.pull()
         assert (len(frames), len(seeing.seen)) == (1, 1)
@@ -115,7 +115,7 @@ async def test_a_held_pull_is_answered_by_a_frame(
 async def test_a_one_way_pull_gets_no_frame(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         await world.send(body=b"unread")
-        (connection,) = world.graph.server.connections
+        (connection,) = world.features.endpoint.server.connections
         size = connection.bytes_out
         request = Command(code=RequestCode.PULL_MESSAGE, ext=world.pull_request())
         await world.client.oneway(world.address, request)

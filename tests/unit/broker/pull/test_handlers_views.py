@@ -22,7 +22,7 @@ from tests.unit.broker.stored import OWN, SUSPEND, Stored, bodies_of, stored
 
 
 def lease_count(world: Stored) -> int:
-    return sum(file.leases for file in world.graph.store.log.files.files)
+    return sum(file.leases for file in world.features.store.log.files.files)
 
 
 async def test_large_responses_are_views_that_are_released(tmp_path: Path) -> None:
@@ -32,14 +32,14 @@ async def test_large_responses_are_views_that_are_released(tmp_path: Path) -> No
             await world.send(body=body)
         results: list[GetResult] = []
         leases: list[int] = []
-        read = world.graph.store.reader.get
+        read = world.features.store.reader.get
 
         def get(*args: Any, **options: Any) -> GetResult:
             results.append(read(*args, **options))
             leases.append(lease_count(world))
             return results[-1]
 
-        world.graph.store.reader.get = get  # type: ignore[method-assign]
+        world.features.store.reader.get = get  # type: ignore[method-assign]
         assert bodies_of(await world.pull()) == bodies
         (result,) = results
         assert (result.size > 150_000, result.views, leases) == (True, (), [1])
@@ -77,24 +77,24 @@ async def test_pulls_of_a_client_that_never_reads_are_not_run(tmp_path: Path) ->
             )
         )
         await world.clock.drain()
-        assert len(world.graph.pulls.held) == held
+        assert len(world.features.pull.service.held) == held
         client.write(pull_frame(world, 100))  # two megabytes that it leaves unread
         await world.clock.drain()
-        connection = next(c for c in world.graph.server.connections if c.write_paused)
+        connection = next(c for c in world.features.endpoint.server.connections if c.write_paused)
         assert lease_count(world) == 1
-        assert 1_900_000 < world.graph.held_size() < 2_100_000
+        assert 1_900_000 < world.features.endpoint.held_size() < 2_100_000
         for queue_id in range(1, held + 1):
             await world.send(queue_id=queue_id, body=bytes(2_000_000))
         await world.clock.drain()
         # All are woken, none has run: sixty megabytes would wait for a client that does not read.
-        assert len(world.graph.pulls.held) == 0
-        assert 1_900_000 < world.graph.held_size() < 2_100_000
+        assert len(world.features.pull.service.held) == 0
+        assert 1_900_000 < world.features.endpoint.held_size() < 2_100_000
         assert bodies_of(await world.pull()) == [bytes(2_000_000)]  # others are served
         client.resume_reading()
         await world.clock.drain()
         assert connection.bytes_out > (held + 1) * 2_000_000
         assert lease_count(world) == 0
-        assert world.graph.held_size() == 0
+        assert world.features.endpoint.held_size() == 0
 
 
 @pytest.mark.parametrize("how", ["goes", "is idle", "broker stops"])
@@ -106,7 +106,7 @@ async def test_the_lease_of_a_client_that_never_reads_ends_with_it(
         client = await deaf(world)
         client.write(pull_frame(world, 1))
         await world.clock.drain()
-        files = world.graph.store.log.files
+        files = world.features.store.log.files
         (file,) = files.files
         assert lease_count(world) == 1
         if how == "goes":
@@ -127,8 +127,8 @@ async def test_a_store_that_closes_leaves_leased_bytes_readable(tmp_path: Path) 
         client = await deaf(world)
         client.write(pull_frame(world, 1))
         await world.clock.drain()
-        (file,) = world.graph.store.log.files.files
-        result = world.graph.store.reader.get("T", 0, 0, 1)
+        (file,) = world.features.store.log.files.files
+        result = world.features.store.reader.get("T", 0, 0, 1)
         stopping = asyncio.create_task(world.broker.stop())
         await world.clock.advance(seconds=20)
         await stopping
@@ -150,7 +150,7 @@ async def test_sends_and_pulls_are_refused_beyond_the_limit_of_held_bytes(tmp_pa
                 "[OVERLOAD]system busy, start flow control for a while: "
             )
         assert (await world.call(RequestCode.GET_MAX_OFFSET, world.pull_request())).code == 0
-        assert world.graph.guard.refused_counts[Reason.OUTSTANDING_BYTES] == 2
+        assert world.features.overload.guard.refused_counts[Reason.OUTSTANDING_BYTES] == 2
         client.abort()
         await world.clock.advance(ms=200)
         assert (await world.send()).code == 0
@@ -165,10 +165,13 @@ async def test_producers_get_their_responses_before_pulls_wake(tmp_path: Path, f
     async with stored(tmp_path, flushDiskType=flush) as world:
         world.add_topic("T", 1)
         held = await world.begin_pull()
-        pulls, (consumer,) = world.graph.pulls.waiting, world.graph.server.connections
+        pulls, (consumer,) = (
+            world.features.pull.service.waiting,
+            world.features.endpoint.server.connections,
+        )
         run, sender = pulls._run_again, await deaf(world)
         await world.clock.drain()
-        (producer,) = world.graph.server.connections - {consumer}
+        (producer,) = world.features.endpoint.server.connections - {consumer}
         write = producer._outbound.queue.write
 
         def noted(*args: Any) -> int:
@@ -211,14 +214,14 @@ async def test_many_pulls_are_woken_in_several_turns(tmp_path: Path) -> None:
         world.add_topic("T", 1)
         tasks = [await world.begin_pull() for _ in range(200)]
         ran: list[int] = []
-        run_some = world.graph.pulls.waiting._run_woken
+        run_some = world.features.pull.service.waiting._run_woken
 
         def noted() -> None:
-            before = len(world.graph.pulls.waiting._woken)
+            before = len(world.features.pull.service.waiting._woken)
             run_some()
-            ran.append(before - len(world.graph.pulls.waiting._woken))
+            ran.append(before - len(world.features.pull.service.waiting._woken))
 
-        world.graph.pulls.waiting._run_woken = noted  # type: ignore[method-assign]
+        world.features.pull.service.waiting._run_woken = noted  # type: ignore[method-assign]
         await world.send()
         assert [bodies_of(await task) for task in tasks] == [[b"hello"]] * 200
         assert ran == [64, 64, 64, 8]
@@ -250,7 +253,7 @@ async def test_interceptors_see_the_end_of_answers_that_come_late(
 ) -> None:
     async with stored(tmp_path, flushDiskType=flush) as world:
         ends = Ends()
-        dispatcher = world.graph.server.dispatcher
+        dispatcher = world.features.endpoint.server.dispatcher
         dispatcher.interceptors = (ends, *dispatcher.interceptors)
         await world.send()  # waits for the topic as well, which is new
         await world.send()

@@ -44,12 +44,12 @@ class Producer(asyncio.Protocol):
 async def connect(world: Stored) -> tuple[Connection, Producer]:
     """A producer, and the broker's end of its connection."""
     host, _, port = world.address.rpartition(":")
-    before = set(world.graph.server.connections)
+    before = set(world.features.endpoint.server.connections)
     _, producer = await world.network.connect(
         Producer, host, int(port), timeout_s=1, clock=world.clock
     )
     await world.clock.drain()
-    (connection,) = world.graph.server.connections - before
+    (connection,) = world.features.endpoint.server.connections - before
     return connection, producer
 
 
@@ -63,7 +63,7 @@ async def send_together(world: Stored, requests: Sequence[Command]) -> Producer:
 async def send_one_by_one(world: Stored, requests: Sequence[Command]) -> Producer:
     """The same without handlers of runs: each request goes to the one for a request alone."""
     connection, producer = await connect(world)
-    world.graph.server.dispatcher.runs.clear()
+    world.features.endpoint.server.dispatcher.runs.clear()
     for request in requests:
         connection.data_received(encode_frame(request))
     await world.clock.drain()
@@ -73,13 +73,13 @@ async def send_one_by_one(world: Stored, requests: Sequence[Command]) -> Produce
 def run_sizes(world: Stored) -> list[int]:
     """Filled from now on: of how many messages each run of plain ones is."""
     sizes: list[int] = []
-    put_run = world.graph.writer.put_run
+    put_run = world.features.puts.writer.put_run
 
     def noting(drafts: Sequence[Draft]) -> list[PutResult]:
         sizes.append(len(drafts))
         return put_run(drafts)
 
-    world.graph.writer.put_run = noting  # type: ignore[method-assign]
+    world.features.puts.writer.put_run = noting  # type: ignore[method-assign]
     return sizes
 
 
@@ -179,4 +179,4 @@ def prepare(world: Stored) -> None:
     world.add_topic("Other")
     world.add_topic("Compacted", attributes={"+cleanup.policy": "COMPACTION"})
     world.add_topic("Batches", attributes={"+queue.type": "BatchCQ"})
-    world.graph.groups.update(SubscriptionGroupConfig(group_name="G", retry_max_times=2))
+    world.features.groups.table.update(SubscriptionGroupConfig(group_name="G", retry_max_times=2))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from skylark.broker.send.handlers import PutHandlers
 from skylark.core.hashing import encode_offset_id, java_hash
 from skylark.net.dispatch import LATER
 from skylark.testing.fault_plan import FaultPlan
@@ -41,8 +42,8 @@ async def test_a_message_is_stored_with_the_properties_of_the_broker(tmp_path: P
         assert record.properties == {**own, **ADDED}
         assert (record.body, record.flag, record.sys_flag) == (b"hello", 5, 8)
         assert (record.reconsume_times, record.born_timestamp) == (2, 1_794_710_000_000)
-        assert world.graph.stats.topic_puts["T"].count == 1
-        assert world.graph.store_stats.put_count == 1
+        assert world.features.stats.broker_stats.topic_puts["T"].count == 1
+        assert world.features.stats.store_stats.put_count == 1
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,10 @@ async def test_a_send_creates_its_topic(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         assert (await world.send("Four", d="4")).code == 0
         assert (await world.send("Many", d="32")).code == 0
-        four, many = world.graph.topics.get("Four"), world.graph.topics.get("Many")
+        four, many = (
+            world.features.topics.table.get("Four"),
+            world.features.topics.table.get("Many"),
+        )
         assert four is not None
         assert many is not None
         assert (four.read_queue_nums, four.write_queue_nums, four.perm) == (4, 4, 6)
@@ -127,7 +131,7 @@ async def test_checks_of_topic_and_queue(tmp_path: Path) -> None:
 
 async def test_a_bad_name_is_refused_even_if_the_topic_exists(tmp_path: Path) -> None:
     async with stored(tmp_path, brokerName="host.name") as world:
-        assert "host.name" in world.graph.topics
+        assert "host.name" in world.features.topics.table
         assert (await world.send("host.name")).code == 29
 
 
@@ -168,7 +172,7 @@ async def test_a_message_without_a_body_is_illegal(tmp_path: Path) -> None:
             assert answer.remark is not None
             assert answer.remark.startswith("the message is illegal, maybe msg body or properties")
             assert answer.remark.endswith("32KB.: the message has no body")
-        assert "New" not in world.graph.topics
+        assert "New" not in world.features.topics.table
 
 
 async def test_the_error_of_a_full_disk_has_the_disk_usage(tmp_path: Path) -> None:
@@ -196,7 +200,7 @@ async def test_traces_have_a_topic_of_their_own(tmp_path: Path) -> None:
         assert (await world.send("RMQ_SYS_TRACE_TOPIC", queue_id=1)).code == 29
         (record,) = world.records("RMQ_SYS_TRACE_TOPIC")
         assert record.properties["TRACE_ON"] == "false"
-        assert world.graph.stats.system_put_count == 1
+        assert world.features.stats.broker_stats.system_put_count == 1
 
 
 @pytest.mark.spec("remoting.10.18")
@@ -209,7 +213,7 @@ async def test_codes_of_failed_sends_and_of_a_flush_timeout(tmp_path: Path) -> N
         assert (await world.send("T", queue_id=99)).code == 29
         assert (await world.send("a b")).code == 29
         assert (await world.send("T")).code == 0
-        log = world.graph.store.log
+        log = world.features.store.log
         log_end = log.max_offset
         plan.chance("files.sync", 1.0, error=errno.EIO)
         sending = asyncio.create_task(world.send("T", properties="UNIQ_KEY\x01U\x02"))
@@ -252,7 +256,7 @@ async def test_a_delayed_message_waits_in_the_schedule_topic(tmp_path: Path) -> 
             "UNIQ_KEY": "U", "DELAY": "3", "TAGS": "A", **ADDED, "REAL_TOPIC": "T",
             "REAL_QID": "1",
         }  # fmt: skip
-        queue = world.graph.store.queues.get(SCHEDULE, 2)
+        queue = world.features.store.queues.get(SCHEDULE, 2)
         assert queue is not None
         entry = queue.read_entry(0)
         assert entry is not None
@@ -294,28 +298,32 @@ async def test_transactional_messages_can_be_refused(tmp_path: Path) -> None:
 
 async def test_a_retry_topic_stores_messages_with_retries_left(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
-        world.graph.groups.update(SubscriptionGroupConfig(group_name="G", retry_max_times=2))
+        world.features.groups.table.update(
+            SubscriptionGroupConfig(group_name="G", retry_max_times=2)
+        )
         assert (await world.send("%RETRY%G", j="2")).code == 0
         assert (await world.send("%RETRY%G", j="5", l="5")).code == 0
         assert [r.reconsume_times for r in world.records("%RETRY%G")] == [2, 5]
-        assert "%DLQ%G" not in world.graph.topics
+        assert "%DLQ%G" not in world.features.topics.table
 
 
 async def test_a_message_without_retries_left_becomes_a_dead_letter(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         told: list[tuple[str, str]] = []
-        world.graph.retries.on_dead_letter = lambda *who: told.append(who)
-        world.graph.groups.update(SubscriptionGroupConfig(group_name="G", retry_max_times=2))
+        world.features.send.retries.on_dead_letter = lambda *who: told.append(who)
+        world.features.groups.table.update(
+            SubscriptionGroupConfig(group_name="G", retry_max_times=2)
+        )
         answer = await world.send("%RETRY%G", j="3", properties="DELAY\x015\x02")
         assert (answer.code, (answer.ext or {})["queueId"]) == (0, "0")
         queue = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
-        world.graph.locks.lock("G", "c1", [queue], world.clock.steady_ms())
+        world.features.groups.locks.lock("G", "c1", [queue], world.clock.steady_ms())
         assert (await world.send("%RETRY%G", j="0", properties="RETRY_TOPIC\x01T\x02")).code == 0
         dead = world.records("%DLQ%G")
         assert [record.reconsume_times for record in dead] == [3, 0]
         assert dead[0].properties["DELAY"] == "-1"
         assert world.records("%RETRY%G") == []
-        assert world.graph.stats.topic_puts["%DLQ%G"].count == 2
+        assert world.features.stats.broker_stats.topic_puts["%DLQ%G"].count == 2
         assert told == [("G", "%RETRY%G"), ("G", "T")]
 
 
@@ -325,7 +333,7 @@ async def test_a_send_to_a_dead_letter_topic_is_not_counted_as_dead_letter(
 ) -> None:
     async with stored(tmp_path) as world:
         told: list[tuple[str, str]] = []
-        world.graph.retries.on_dead_letter = lambda *who: told.append(who)
+        world.features.send.retries.on_dead_letter = lambda *who: told.append(who)
         assert (await world.send("%DLQ%G", properties=properties)).code == 0
         assert len(world.records("%DLQ%G")) == 1
         assert told == []
@@ -398,7 +406,7 @@ async def test_a_one_way_send_is_stored_without_a_response(tmp_path: Path) -> No
         await world.client.oneway(world.address, Command(code=310, ext=ext, body=b"quiet"))
         await world.clock.drain()
         assert [record.body for record in world.records("T")] == [b"hello", b"quiet"]
-        queue = world.graph.store.queues.get("T", 0)
+        queue = world.features.store.queues.get("T", 0)
         assert queue is not None
         entry = queue.read_entry(1)
         assert entry is not None
@@ -409,10 +417,10 @@ async def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> 
     async with stored(tmp_path, flushDiskType="SYNC_FLUSH") as world:
         answer = await world.send(properties="UNIQ_KEY\x01U\x02WAIT\x01true\x02")
         assert (answer.code, (answer.ext or {})["queueOffset"]) == (0, "0")
-        log = world.graph.store.log
+        log = world.features.store.log
         assert log.files.flushed_where == log.max_offset > 0
         # The handler itself: it answers later, or at once if the message does not care.
-        (connection,) = world.graph.server.connections
+        (connection,) = world.features.endpoint.server.connections
         for wait, at_once in (("true", False), ("false", True)):
             ext = {
                 "a": "pg", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1",
@@ -420,9 +428,11 @@ async def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> 
             }  # fmt: skip
             request = Command(code=310, ext=ext, body=b"x", opaque=-7)
             connection.hold(request)
-            (answer_now,) = world.graph.put_handlers.run(connection, [request])
+            (answer_now,) = PutHandlers(world.broker.services.puts, world.features.puts.codecs).run(
+                connection, [request]
+            )
             assert (answer_now is not LATER) == at_once
-        await world.graph.durability.wait_for_pending()
+        await world.features.puts.durability.wait_for_pending()
         assert log.files.flushed_where > 0
 
 
@@ -433,7 +443,7 @@ async def test_sends_do_not_wait_for_a_topic_that_cannot_be_saved(tmp_path: Path
         config.write_bytes(b"not a directory")
         sending = asyncio.create_task(world.send("New"))
         await world.clock.drain()
-        seen = world.graph.saved.topics.failed, sending.done()
+        seen = world.features.groups.saved.topics.failed, sending.done()
         config.unlink()
         config.mkdir()
         await world.clock.advance(1.1)  # the next attempt, which ends whatever still waits

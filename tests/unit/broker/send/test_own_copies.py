@@ -46,7 +46,7 @@ def put_full(world: Stored, topic: str, properties: bytes, body: bytes = b"full"
     """Store what an older broker, or none of ours, may have left; its log offset."""
     draft = Draft(topic, 0, body, properties, born_timestamp=world.clock.now_ms())
     draft.limits = PutLimits.RECORD_FORMAT_ONLY
-    result = world.graph.store.put(draft)
+    result = world.features.store.put(draft)
     assert result.status.stored
     return result.log_offset
 
@@ -285,7 +285,7 @@ async def test_a_timed_message_is_refused_or_delivered(
         await world.clock.advance(60)
         assert bodies(world) == acknowledged
         assert all("TIMER_DEQUEUE_MS" in record.properties for record in world.records("T"))
-        assert world.graph.writer.uncopied.counts == {}
+        assert world.features.puts.writer.uncopied.counts == {}
 
 
 @pytest.mark.parametrize("more", [{}, {"DELAY": "1"}, {"TIMER_DELAY_SEC": "25"}])
@@ -312,7 +312,7 @@ async def test_a_half_message_is_refused_or_checked_and_committed(
             assert (await world.producer.end(world.producer.checked(index), check=True)).code == 0
         await world.clock.advance(60)
         assert world.bodies() == sent
-        assert world.graph.writer.uncopied.counts == {}
+        assert world.features.puts.writer.uncopied.counts == {}
 
 
 # --- properties that fill the record: messages that are stored already ----------------------------
@@ -340,7 +340,7 @@ async def test_a_retry_drops_optional_properties(tmp_path: Path) -> None:
         assert (await send_back(world, record.log_offset, level=-1)).code == 0
         (dead,) = world.records(DEAD)
         assert dead.properties["RETRY_TOPIC"] == "T"
-        assert world.graph.writer.uncopied.counts == {}
+        assert world.features.puts.writer.uncopied.counts == {}
 
 
 async def test_a_retry_without_room_for_its_delay_is_a_dead_letter(tmp_path: Path) -> None:
@@ -348,8 +348,8 @@ async def test_a_retry_without_room_for_its_delay_is_a_dead_letter(tmp_path: Pat
         offset = put_full(world, "T", filled(PROPERTIES_SIZE_MAX - 20, UNIQ_KEY="U"))
         assert (await send_back(world, offset)).code == 0
         assert (bodies(world, SCHEDULE_TOPIC, 2), bodies(world, DEAD)) == ([], [b"full"])
-        assert world.graph.writer.uncopied.counts == {}
-        assert world.graph.stats.send_backs["T", "G"].count == 1
+        assert world.features.puts.writer.uncopied.counts == {}
+        assert world.features.stats.broker_stats.send_backs["T", "G"].count == 1
 
 
 async def test_a_send_back_of_a_message_that_cannot_be_copied_succeeds(
@@ -361,7 +361,7 @@ async def test_a_send_back_of_a_message_that_cannot_be_copied_succeeds(
             assert (await send_back(world, offset)).code == 0
         assert (bodies(world, RETRY), bodies(world, DEAD)) == ([], [])
         assert bodies(world) == [b"full"]
-        assert world.graph.writer.uncopied.counts == {"retry": 1}
+        assert world.features.puts.writer.uncopied.counts == {"retry": 1}
         lines = [line for line in caplog.messages if "cannot copy" in line]
         assert lines == [
             f"the broker cannot copy the message at log offset {offset} to {DEAD}:"
@@ -416,7 +416,7 @@ async def test_a_delayed_message_that_cannot_be_copied_is_skipped(
         await world.send("T", b"next", 0, encode_properties(properties))
         await world.clock.advance(5)
         assert bodies(world) == [b"next"]
-        assert world.graph.writer.uncopied.counts.total() == 1
+        assert world.features.puts.writer.uncopied.counts.total() == 1
         assert len([line for line in caplog.messages if "cannot copy" in line]) == 1
         assert bodies(world, waiting_topic)[0] == b"full"  # where it was
 
@@ -429,7 +429,7 @@ def put_full_half(world: Shop, unique_id: str = "full") -> Sent:
     raw = filled(PROPERTIES_SIZE_MAX, TRAN_MSG="true", PGROUP="pg", **names)
     log_offset = put_full(world, HALF, raw)
     world.transactions.count_halves("T", 1)
-    queue_offset = world.graph.store.reader.max_offset(HALF, 0) - 1
+    queue_offset = world.features.store.reader.max_offset(HALF, 0) - 1
     return Sent(log_offset, queue_offset, unique_id)
 
 
@@ -446,7 +446,7 @@ async def test_a_half_message_that_cannot_be_copied_does_not_stop_the_check_back
         assert world.producer.checked(0) == world.producer.checked(2) == full
         question = decode_record(world.producer.check_backs[0].body or b"")
         assert (question.topic, question.body) == ("T", b"full")
-        assert world.graph.writer.uncopied.counts == {"check": 1}
+        assert world.features.puts.writer.uncopied.counts == {"check": 1}
         assert len([line for line in caplog.messages if "cannot copy" in line]) == 1
         answer = await world.producer.end(full, decision, check=True)
         assert answer.code == 0  # the final message has no destination among its properties
@@ -479,8 +479,8 @@ async def test_a_half_message_that_cannot_be_copied_is_given_up_in_time(tmp_path
 async def test_check_rounds_continue_at_the_limit_of_topics(tmp_path: Path) -> None:
     async with shop(tmp_path, transactionCheckMax="1") as world:
         await world.producer.send("U1")
-        count = len(world.graph.topics)
+        count = len(world.features.topics.table)
         assert (await world.call(25, {}, f"topicCountMax={count}".encode())).code == 0
         await world.rounds(3)
-        assert world.graph.topics.get(GIVEN_UP) is None
+        assert world.features.topics.table.get(GIVEN_UP) is None
         assert world.bodies(GIVEN_UP, 0) == [b"x"]

@@ -24,7 +24,7 @@ class Disk:
         self.is_free = asyncio.Event()
         self.error: Exception | None = None
         self.write_count = 0
-        world.graph.saver._in_thread = self._write
+        world.features.saver._in_thread = self._write
 
     async def _write(self, function: Callable[..., None], /, *args: Any) -> None:
         await self.is_free.wait()
@@ -54,7 +54,7 @@ async def test_after_a_failed_save_responses_do_not_wait(tmp_path: Path) -> None
         disk.is_free.set()
         disk.error = OSError("the disk of the settings is full")
         await send_together(world, [request(0, "New")])
-        assert world.graph.saved.topics.failed
+        assert world.features.groups.saved.topics.failed
         for topic in ("T", "New", "Newer"):
             connection, producer = await connect(world)
             plain, other = request(1, topic), request(2, topic, properties="TAGS\x01A\x02")
@@ -62,7 +62,7 @@ async def test_after_a_failed_save_responses_do_not_wait(tmp_path: Path) -> None
             assert connection.held_size == 0, "nothing waits"
             await world.clock.drain()
             assert producer.codes == {1: 0, 2: 0}
-        await world.graph.durability.topics_saved()
+        await world.features.puts.durability.topics_saved()
         assert disk.write_count == 1, "no second has passed"
         disk.error = None
         await world.clock.advance(1)
@@ -104,7 +104,7 @@ async def test_a_cancelled_wait_holds_no_response(tmp_path: Path, has_begun: boo
     async with stored_with_disk(tmp_path) as (world, disk):
         connection, producer = await connect(world)
         connection.data_received(encode_frame(request(0, "New")))
-        waiting = world.graph.durability._saving
+        waiting = world.features.puts.durability._saving
         assert waiting is not None
         if has_begun:
             await world.clock.drain()
@@ -123,6 +123,6 @@ async def test_a_send_back_does_not_wait_for_a_failed_save(tmp_path: Path) -> No
         ext = {"group": "G", "offset": "0", "delayLevel": "0", "originTopic": "T"}
         sending = asyncio.create_task(world.call(RequestCode.CONSUMER_SEND_MSG_BACK, ext))
         await world.clock.drain()
-        assert world.graph.saved.topics.failed
+        assert world.features.groups.saved.topics.failed
         assert sending.done()
         assert (await sending).code == 0

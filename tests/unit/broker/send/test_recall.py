@@ -191,7 +191,7 @@ async def test_exactly_one_message_stays_away(tmp_path: Path) -> None:
         answer = await recall(world, handle)
         assert (answer.code, answer.remark) == (0, None)
         assert answer.ext == {"MSG_REGION": "DefaultRegion", "msgId": "U2"}
-        timer = world.graph.timer
+        timer = world.features.delay.timer
         assert timer is not None
         await world.clock.drain()
         assert timer.timing_counts() == {"T": 2}
@@ -239,7 +239,7 @@ async def test_a_mark_for_nothing_does_nothing(tmp_path: Path) -> None:
         assert (await recall(world, handle_of(world, unique_id="other"))).code == 0
         await world.clock.advance(70)
         assert bodies(world) == [b"x"]
-        timer = world.graph.timer
+        timer = world.features.delay.timer
         assert timer is not None
         assert timer.timing_counts() == {"T": 0}
 
@@ -268,5 +268,5 @@ async def test_a_recall_waits_for_the_disk(tmp_path: Path) -> None:
     async with stored(tmp_path, **ENABLED, flushDiskType="SYNC_FLUSH") as world:
         world.add_topic("T")
         assert (await recall(world, handle_of(world))).code == 0
-        files = world.graph.store.log.files
+        files = world.features.store.log.files
         assert files.flushed_where == files.wrote_end > 0

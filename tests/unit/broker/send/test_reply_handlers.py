@@ -122,7 +122,7 @@ async def test_a_reply_reaches_the_client_that_waits(tmp_path: Path) -> None:
         # What is stored is what was sent.
         assert record.properties == {**parse_properties(PROPERTIES), **EXT}
         assert (record.body, record.born_timestamp) == (b"answer", 1_794_710_000_000)
-        assert world.graph.stats.topic_puts[TOPIC].count == 1
+        assert world.features.stats.broker_stats.topic_puts[TOPIC].count == 1
 
 
 @pytest.mark.spec("broker.13.24")
@@ -232,5 +232,5 @@ async def test_a_delayed_reply_is_pushed_at_once_and_stored_later(tmp_path: Path
 async def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> None:
     async with stored(tmp_path, flushDiskType="SYNC_FLUSH") as world:
         assert (await reply(world)).code == 1
-        log = world.graph.store.log
+        log = world.features.store.log
         assert log.files.flushed_where == log.max_offset > 0

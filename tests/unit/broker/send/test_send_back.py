@@ -48,21 +48,23 @@ async def failing(world: Stored, record: MessageRecord, level: int = 0, **ext: s
 
 
 def handlers_of(world: Stored, on_dead_letter: OnDeadLetter | None = None) -> SendBackHandlers:
-    graph = world.graph
+    features = world.features
     step = SendBackStep(
-        graph.live,
-        graph.writer,
-        graph.topics,
-        graph.groups,
-        graph.stats,
-        graph.durability,
+        world.context.live,
+        features.puts.writer,
+        features.topics.table,
+        features.groups.table,
+        features.stats.broker_stats,
+        features.puts.durability,
         on_dead_letter=on_dead_letter,
     )
-    return SendBackHandlers(PutPipeline(graph.writer, graph.durability, {SendBackRequest: step}))
+    pipeline = PutPipeline(features.puts.writer, features.puts.durability)
+    pipeline.add_step(SendBackRequest, step)
+    return SendBackHandlers(pipeline)
 
 
 def config_of(world: Stored, topic: str) -> TopicConfig:
-    config = world.graph.topics.get(topic)
+    config = world.features.topics.table.get(topic)
     assert config is not None
     return config
 
@@ -97,7 +99,7 @@ async def test_the_first_retry_comes_after_ten_seconds(tmp_path: Path) -> None:
         assert retried.born_timestamp == sent.born_timestamp
         assert retried.born_host == sent.born_host
         assert retried.prepared_transaction_offset == 0
-        queue = world.graph.store.queues.get(RETRY, 0)
+        queue = world.features.store.queues.get(RETRY, 0)
         assert queue is not None
         entry = queue.read_entry(0)
         assert entry is not None
@@ -138,7 +140,7 @@ async def test_a_level_below_zero_is_a_dead_letter_at_once(tmp_path: Path) -> No
     async with stored(tmp_path) as world:
         await world.send()
         handlers = handlers_of(world, lambda group, topic: dead.append((group, topic)))
-        (connection,) = world.graph.server.connections
+        (connection,) = world.features.endpoint.server.connections
         ext = {"offset": "0", "group": "G", "delayLevel": "-1"}
         answer = await handlers.send_back(connection, Command(code=36, ext=ext))
         assert answer.code == 0
@@ -151,7 +153,9 @@ async def test_a_level_below_zero_is_a_dead_letter_at_once(tmp_path: Path) -> No
 async def test_a_plain_send_to_the_retry_topic_may_be_tried_once_more_often(tmp_path: Path) -> None:
     """What a consumer does if it cannot send back; DELAY works as there."""
     async with stored(tmp_path) as world:
-        world.graph.groups.update(SubscriptionGroupConfig(group_name="G", retry_max_times=2))
+        world.features.groups.table.update(
+            SubscriptionGroupConfig(group_name="G", retry_max_times=2)
+        )
         for times in ("2", "3"):
             answer = await world.send(RETRY, properties="DELAY\x014\x02", j=times)
             assert answer.code == 0
@@ -159,7 +163,7 @@ async def test_a_plain_send_to_the_retry_topic_may_be_tried_once_more_often(tmp_
         assert [record.reconsume_times for record in world.records(RETRY)] == [2]
         assert [record.reconsume_times for record in world.records(DEAD)] == [3]
         queue = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
-        world.graph.locks.lock("G", "c1", [queue], world.clock.steady_ms())
+        world.features.groups.locks.lock("G", "c1", [queue], world.clock.steady_ms())
         assert (await world.send(RETRY, j="0")).code == 0  # consumed in order right now
         assert [record.reconsume_times for record in world.records(DEAD)] == [3, 0]
 
@@ -205,7 +209,7 @@ async def test_who_says_how_often(
     async with stored(tmp_path) as world:
         await world.send()
         fields = {"offset": "0", "group": "G", "delayLevel": "0", **ext}
-        (connection,) = world.graph.server.connections
+        (connection,) = world.features.endpoint.server.connections
         request = Command(code=36, ext=fields, version=version)
         assert (await handlers_of(world).send_back(connection, request)).code == 0
         assert len(world.records(DEAD)) == is_dead
@@ -214,14 +218,14 @@ async def test_who_says_how_often(
 async def test_settings_of_the_group(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         await world.send()
-        groups = world.graph.groups
+        groups = world.features.groups.table
         groups.update(SubscriptionGroupConfig(group_name="never", retry_max_times=0))
         groups.update(SubscriptionGroupConfig(group_name="none", retry_queue_nums=0))
         groups.update(SubscriptionGroupConfig(group_name="wide", retry_queue_nums=3))
         for group in ("never", "none"):
             assert (await send_back(world, group=group)).code == 0
         assert len(world.records("%DLQ%never")) == 1
-        assert world.graph.topics.get("%RETRY%none") is None
+        assert world.features.topics.table.get("%RETRY%none") is None
         for _ in range(3):
             assert (await send_back(world, group="wide", level=1, unitMode="true")).code == 0
         await world.clock.advance(1)
@@ -256,7 +260,7 @@ async def test_refusals(tmp_path: Path) -> None:
         unknown = await send_back(world, group="unknown")
         assert unknown.code == 26
         assert (unknown.remark or "").startswith("subscription group not exist, unknown \nSee ")
-        world.graph.groups.update(SubscriptionGroupConfig(group_name="G"))
+        world.features.groups.table.update(SubscriptionGroupConfig(group_name="G"))
         world.add_topic(RETRY, 1, perm=4)
         answer = await send_back(world)
         assert (answer.code, answer.remark) == (
@@ -285,10 +289,10 @@ async def test_a_message_that_cannot_be_stored_is_refused_by_the_name_of_the_sta
 ) -> None:
     async with stored(tmp_path) as world:
         await world.send()
-        world.graph.store.flags.set(StoreFlag.DISK_FULL)
+        world.features.store.flags.set(StoreFlag.DISK_FULL)
         answer = await send_back(world)
         assert (answer.code, answer.remark) == (1, "SERVICE_NOT_AVAILABLE")
-        assert ("T", "G") not in world.graph.stats.send_backs
+        assert ("T", "G") not in world.features.stats.broker_stats.send_backs
 
 
 class LateSlaves:
@@ -303,10 +307,10 @@ async def test_what_is_less_safe_than_wanted_is_a_success_all_the_same(tmp_path:
     """Told of an error, the consumer would send a second copy."""
     async with stored(tmp_path) as world:
         await world.send()
-        world.graph.store.replicas = LateSlaves()
+        world.features.store.replicas = LateSlaves()
         assert (await send_back(world)).code == 0
         assert len(world.records(SCHEDULE, 2)) == 1
-        assert world.graph.stats.send_backs["T", "G"].count == 1
+        assert world.features.stats.broker_stats.send_backs["T", "G"].count == 1
 
 
 async def test_a_slave_takes_nothing(tmp_path: Path) -> None:
@@ -314,7 +318,7 @@ async def test_a_slave_takes_nothing(tmp_path: Path) -> None:
         answer = await send_back(world)
         assert answer.code != 0
         handlers = handlers_of(world)
-        (connection,) = world.graph.server.connections
+        (connection,) = world.features.endpoint.server.connections
         ext = {"offset": "0", "group": "G", "delayLevel": "0"}
         with pytest.raises(BrokerError, match=r"no master available along with 127\.0\.0\.2"):
             await handlers.send_back(connection, Command(code=36, ext=ext))
@@ -327,7 +331,7 @@ async def test_statistics(tmp_path: Path) -> None:
         await world.clock.advance(10)
         await failing(world, world.records(RETRY)[0])
         await failing(world, world.records(RETRY)[0], -1)
-        stats = world.graph.stats
+        stats = world.features.stats.broker_stats
         assert set(stats.send_backs) == {("T", "G")}  # never the retry topic
         assert (stats.send_backs["T", "G"].count, stats.send_backs["T", "G"].times) == (3, 3)
         waiting = [*world.records(SCHEDULE, 2), *world.records(SCHEDULE, 3)]
@@ -340,11 +344,11 @@ async def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> 
         await world.send()
         answer = await send_back(world)
         assert answer.code == 0
-        log = world.graph.store.log
+        log = world.features.store.log
         assert log.files.flushed_where == log.max_offset
         assert len(world.records(SCHEDULE, 2)) == 1
         handlers = handlers_of(world)
-        (connection,) = world.graph.server.connections
+        (connection,) = world.features.endpoint.server.connections
         ext = {"offset": "0", "group": "G", "delayLevel": "0"}
         request = Command(code=36, ext=ext)
         waiting = asyncio.ensure_future(handlers.send_back(connection, request))

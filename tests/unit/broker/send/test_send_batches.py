@@ -108,8 +108,8 @@ async def test_an_inner_batch_is_one_record(tmp_path: Path) -> None:
                 "CLUSTER": "DefaultCluster",
                 **EXT,
             }
-        assert world.graph.stats.topic_puts["Inner"].count == 6
-        assert world.graph.store_stats.put_count == 6
+        assert world.features.stats.broker_stats.topic_puts["Inner"].count == 6
+        assert world.features.stats.store_stats.put_count == 6
         pulled = await world.pull(3, topic="Inner")
         assert (pulled.code, (pulled.ext or {})["nextBeginOffset"]) == (0, "6")
         assert bodies_of(pulled) == [body]

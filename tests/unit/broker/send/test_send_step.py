@@ -47,17 +47,17 @@ EXT: Final = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 
 def left_behind(world: Stored) -> dict[str, Any]:
     """Everything that sends leave in a broker."""
-    graph = world.graph
-    stats, store_stats = graph.stats, graph.store_stats
+    features = world.features
+    stats, store_stats = features.stats.broker_stats, features.stats.store_stats
     queues = {
         (topic, queue_id): (queue.next_offset, world.records(topic, queue_id), entries_of(queue))
-        for topic, by_id in graph.store.queues.by_topic.items()
+        for topic, by_id in features.store.queues.by_topic.items()
         for queue_id, queue in by_id.items()
     }
     return {
-        "log end": graph.store.log.max_offset,
+        "log end": features.store.log.max_offset,
         "queues": queues,
-        "topics": {name for name in ("T", "New", "Nowhere") if name in graph.topics},
+        "topics": {name for name in ("T", "New", "Nowhere") if name in features.topics.table},
         "puts": {
             topic: (meter.count, meter.size, meter.times)
             for topic, meter in stats.topic_puts.items()
@@ -212,7 +212,7 @@ async def test_the_messages_of_a_run_are_stored_in_one_put(tmp_path: Path) -> No
         producer = await send_together(world, [request(n, e=str(n % 2)) for n in range(5)])
         assert sizes == [5]
         assert [answer.opaque for answer in producer.answers] == [0, 1, 2, 3, 4]
-        size = world.graph.store.log.max_offset // 5
+        size = world.features.store.log.max_offset // 5
         for n, answer in enumerate(producer.answers):
             assert (answer.code, answer.remark) == (0, None)
             assert answer.ext == {
@@ -228,7 +228,7 @@ async def test_the_messages_of_a_run_are_stored_in_one_put(tmp_path: Path) -> No
             b"body 4",
         ]
         assert [record.body for record in world.records("T", 1)] == [b"body 1", b"body 3"]
-        meter = world.graph.stats.topic_puts["T"]
+        meter = world.features.stats.broker_stats.topic_puts["T"]
         assert (meter.count, meter.times, meter.size) == (5, 5, 5 * size)
 
 
@@ -317,7 +317,7 @@ async def test_a_bad_request_does_not_affect_the_others(tmp_path: Path) -> None:
         producer = await send_together(world, [KINDS[kind](n) for n, kind in enumerate(kinds)])
         assert producer.codes == {0: 0, 1: 1, 2: 0, 3: 1, 4: 13, 5: 0, 6: 29}
         assert [record.body for record in world.records("T")] == [b"body 0", b"body 2", b"body 5"]
-        assert world.graph.store_stats.put_failed_count == 1
+        assert world.features.stats.store_stats.put_failed_count == 1
         refused = producer.ext(4)
         assert refused == EXT
 
@@ -368,7 +368,7 @@ async def test_each_send_gets_the_flush_timeout() -> None:
 
 async def test_responses_wait_until_a_new_topic_is_saved(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
-        saved = world.graph.saved.topics
+        saved = world.features.groups.saved.topics
         config = tmp_path / "store/config/topics.json"
         connection, producer = await connect(world)
         found: list[bool] = []
@@ -376,7 +376,7 @@ async def test_responses_wait_until_a_new_topic_is_saved(tmp_path: Path) -> None
         requests = [request(n, "New") for n in range(3)]
         connection.data_received(b"".join(map(encode_frame, requests)))
         assert saved.is_dirty
-        assert world.graph.store_stats.put_count == 3
+        assert world.features.stats.store_stats.put_count == 3
         await world.clock.drain()
         assert producer.codes == {0: 0, 1: 0, 2: 0}
         assert found
@@ -390,7 +390,7 @@ async def test_sends_do_not_wait_for_a_topic_that_cannot_be_saved(tmp_path: Path
         shutil.rmtree(config)
         config.write_bytes(b"not a directory")
         producer = await send_together(world, [request(n, "New") for n in range(3)])
-        failed, codes = world.graph.saved.topics.failed, producer.codes
+        failed, codes = world.features.groups.saved.topics.failed, producer.codes
         config.unlink()
         config.mkdir()
         await world.clock.advance(1.1)  # the next attempt, which ends whatever still waits
@@ -404,7 +404,7 @@ async def test_only_the_failed_message_of_a_run_gets_an_error(tmp_path: Path) ->
         await world.clock.drain()
         await_flushes(world)
         connection, producer = await connect(world)
-        stats = world.graph.stats
+        stats = world.features.stats.broker_stats
         put, calls = stats.put, iter(range(4))
 
         def put_but_one(*args: Any, **kwargs: Any) -> None:
@@ -415,7 +415,7 @@ async def test_only_the_failed_message_of_a_run_gets_an_error(tmp_path: Path) ->
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(stats, "put", put_but_one)
             connection.data_received(b"".join(encode_frame(request(n)) for n in range(4)))
-        await world.graph.durability.wait_for_pending()
+        await world.features.puts.durability.wait_for_pending()
         await world.clock.drain()
         assert sorted(answer.opaque for answer in producer.answers) == [0, 1, 2, 3]
         assert producer.codes == {0: 0, 1: 1, 2: 0, 3: 0}
@@ -439,9 +439,9 @@ async def test_each_send_gets_the_error_of_a_full_disk() -> None:
             assert (answer.remark or "").startswith("service not available now. It may be caused")
             assert "[CL:  1.00 CQ:  1.00 INDEX:  1.00]" in (answer.remark or "")
         assert world.records("T") == []
-        stats = world.graph.store_stats
+        stats = world.features.stats.store_stats
         assert (stats.put_count, stats.put_failed_count) == (1, 3)
-        assert "T" not in world.graph.stats.topic_puts
+        assert "T" not in world.features.stats.broker_stats.topic_puts
         disk.capacity = 32 << 20
         await world.clock.advance(20)
         producer = await send_together(world, [request(n) for n in range(3)])
@@ -458,17 +458,17 @@ async def test_a_slave_takes_nothing(tmp_path: Path) -> None:
             assert (answer.remark or "").startswith("[REJECTREQUEST]system busy")
         # What gets past the guard, the store refuses.
         connection, _ = await connect(world)
-        run = world.graph.server.dispatcher.runs[310]
+        run = world.features.endpoint.server.dispatcher.runs[310]
         answers = run(connection, [request(n) for n in range(3)])
         assert [isinstance(answer, Command) and answer.code for answer in answers] == [14] * 3
-        assert world.graph.store.log.max_offset == 0
+        assert world.features.store.log.max_offset == 0
 
 
 async def test_a_message_that_cannot_be_written_leaves_no_gap(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         prepare(world)
         await world.clock.drain()
-        log = world.graph.store.log
+        log = world.features.store.log
         append = log.append
 
         def append_but_one(draft: Draft, *args: Any) -> PutResult:
@@ -505,8 +505,8 @@ async def test_the_time_of_a_run_is_shared_by_its_messages(tmp_path: Path) -> No
         stats = StoreStats(0)
         appended: list[tuple[float, float]] = []
         writer = MessageWriter(
-            world.graph.store,
-            world.graph.writer.diverter,
+            world.features.store,
+            world.features.puts.writer.diverter,
             stats,
             Ticking(1.0, 1.032),
             appended=lambda began, ended: appended.append((began, ended)),
@@ -519,7 +519,7 @@ async def test_the_time_of_a_run_is_shared_by_its_messages(tmp_path: Path) -> No
         assert stats.put_ms_max == 8
         assert (stats._put_times[8], sum(stats._put_times)) == (4, 4)
         assert (stats.put_count, stats.put_failed_count) == (3, 1)
-        assert stats.put_size == world.graph.store.log.max_offset
+        assert stats.put_size == world.features.store.log.max_offset
 
 
 async def test_replication_is_woken_by_a_run(tmp_path: Path) -> None:
@@ -527,7 +527,7 @@ async def test_replication_is_woken_by_a_run(tmp_path: Path) -> None:
         prepare(world)
         await world.clock.drain()
         told: list[int] = []
-        store = world.graph.store
+        store = world.features.store
         store.on_growth = lambda: told.append(store.log.max_offset)
         await send_together(world, [request(n) for n in range(3)])
         assert told[-1:] == [store.log.max_offset]
@@ -540,7 +540,7 @@ async def test_replication_is_woken_by_a_run_whose_last_message_is_refused(
         prepare(world)
         await world.clock.drain()
         told: list[int] = []
-        store = world.graph.store
+        store = world.features.store
         store.on_growth = lambda: told.append(store.log.max_offset)
         producer = await send_together(world, [request(0), KINDS["too large"](1)])
         assert producer.codes == {0: 0, 1: 13}
@@ -553,7 +553,7 @@ async def test_an_unexpected_error_is_answered(tmp_path: Path) -> None:
         await world.clock.drain()
         connection, producer = await connect(world)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(world.graph.writer, "_appended", None)
+            patch.setattr(world.features.puts.writer, "_appended", None)
             connection.data_received(b"".join(encode_frame(request(n)) for n in range(2)))
         await world.clock.drain()
         assert producer.codes == {0: 1, 1: 1}
@@ -564,7 +564,7 @@ async def test_the_size_of_each_message_is_measured(tmp_path: Path) -> None:
         prepare(world)
         await world.clock.drain()
         await send_together(world, [request(n) for n in range(3)])
-        lines = world.graph.exporter.metrics.registry.render().splitlines()
+        lines = world.features.stats.exporter.metrics.registry.render().splitlines()
         for name in ("rocketmq_messages_in_total", "rocketmq_message_size_count"):
             (value,) = (line.split()[-1] for line in lines if line.startswith(name))
             assert float(value) == 3, name

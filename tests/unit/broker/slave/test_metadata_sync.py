@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skylark.broker.composition import BrokerGraph
+from skylark.broker.app import BrokerFeatures
 from skylark.broker.slave.metadata_sync import TICK_S
 from skylark.core.errors import ConnectError
 from skylark.store.config_tables import DelayOffsetTable, MessageRequestModeTable
@@ -104,31 +104,31 @@ class Master:
 async def slave(root: Path, master: Master, **given: str) -> AsyncIterator[Stored]:
     settings = {"brokerRole": "SLAVE", "brokerId": "1", **given}
     async with stored(root, **settings) as world:
-        assert world.graph.slave is not None
-        sync = world.graph.slave
+        assert world.features.slave.sync is not None
+        sync = world.features.slave.sync
         sync._call = master.call
         sync.set_master("10.0.0.1:10911")
         await world.clock.drain()
         yield world
 
 
-def copies(graph: BrokerGraph) -> DelayOffsetTable:
-    assert graph.slave is not None
-    return graph.slave.delays()
+def copies(features: BrokerFeatures) -> DelayOffsetTable:
+    assert features.slave.sync is not None
+    return features.slave.sync.delays()
 
 
 async def test_a_slave_copies_everything_at_once_and_again(tmp_path: Path) -> None:
     master = Master()
     async with slave(tmp_path, master) as world:
-        graph = world.graph
+        features = world.features
         assert master.took() == WHOLE
-        assert graph.topics.is_order("T")
-        assert graph.topics.version == DataVersion(counter=9)
-        assert graph.offsets.get("g", "T", 0) == 5
-        assert not graph.groups.may_read("g", "T")
-        assert "CID_ONSAPI_OWNER" in graph.groups, "built-in groups stay"
-        assert list(graph.request_modes.dump().message_request_mode_map) == ["T"]
-        assert copies(graph).offset_table == {3: 12}
+        assert features.topics.table.is_order("T")
+        assert features.topics.table.version == DataVersion(counter=9)
+        assert features.groups.offsets.get("g", "T", 0) == 5
+        assert not features.groups.table.may_read("g", "T")
+        assert "CID_ONSAPI_OWNER" in features.groups.table, "built-in groups stay"
+        assert list(features.groups.request_modes.dump().message_request_mode_map) == ["T"]
+        assert copies(features).offset_table == {3: 12}
         answer = await world.call(RequestCode.GET_ALL_DELAY_OFFSET)
         assert b"{3:12}" in (answer.body or b"")
         await world.clock.advance(seconds=TICK_S)
@@ -136,7 +136,7 @@ async def test_a_slave_copies_everything_at_once_and_again(tmp_path: Path) -> No
         await world.clock.advance(seconds=7)
         assert master.took() == [60, 907, 60, 907, *WHOLE]
     async with slave(tmp_path, Master()) as world:
-        assert world.graph.offsets.get("g", "T", 0) == 5
+        assert world.features.groups.offsets.get("g", "T", 0) == 5
 
 
 async def test_what_the_master_has_deleted_goes(tmp_path: Path) -> None:
@@ -147,25 +147,25 @@ async def test_what_the_master_has_deleted_goes(tmp_path: Path) -> None:
             data_version=DataVersion(counter=10),
         )
         await world.clock.advance(seconds=10)
-        assert "T" not in world.graph.topics
-        assert "U" in world.graph.topics
-        assert "SCHEDULE_TOPIC_XXXX" in world.graph.topics, "own system topics stay"
+        assert "T" not in world.features.topics.table
+        assert "U" in world.features.topics.table
+        assert "SCHEDULE_TOPIC_XXXX" in world.features.topics.table, "own system topics stay"
 
 
 async def test_progress_is_used_when_the_log_has_what_was_delivered(tmp_path: Path) -> None:
     master = Master()
     master.log_end = 1_000
     async with slave(tmp_path, master) as world:
-        assert copies(world.graph).offset_table == {}
-        root = world.graph.live.current.store.store_path_root_dir
+        assert copies(world.features).offset_table == {}
+        root = world.context.live.current.store.store_path_root_dir
         checkpoint = root / "config" / "timercheck"
         assert not checkpoint.exists()
         master.log_end = 0  # what is held still waits for 1000
         await world.clock.advance(seconds=20)
-        assert copies(world.graph).offset_table == {}
-        world.graph.store.log.files.flushed_where = 1_000
+        assert copies(world.features).offset_table == {}
+        world.features.store.log.files.flushed_where = 1_000
         await world.clock.advance(seconds=10)
-        assert copies(world.graph).offset_table == {3: 12}
+        assert copies(world.features).offset_table == {3: 12}
         assert TimerCheckpoint.decode(checkpoint.read_bytes()) == master.checkpoint
 
 
@@ -174,13 +174,13 @@ async def test_changes_are_sent_to_a_returned_master_before_its_tables_are_copie
 ) -> None:
     master = Master()
     async with slave(tmp_path, master) as world:
-        assert world.graph.slave is not None
-        sync = world.graph.slave
+        assert world.features.slave.sync is not None
+        sync = world.features.slave.sync
         master.is_there = False
         with caplog.at_level(logging.INFO, "skylark.broker.slave.metadata_sync"):
             await world.clock.advance(seconds=30)
             cut_off = not sync.is_reached
-            world.graph.offsets.commit("g", "T", 0, 8)
+            world.features.groups.offsets.commit("g", "T", 0, 8)
             master.is_there = True
             master.took()
             await world.clock.advance(seconds=TICK_S)
@@ -209,20 +209,20 @@ async def test_a_table_that_fails_does_not_hold_up_the_others(
     master.refused = {43: 1, 60: 1}
     with caplog.at_level(logging.WARNING, "skylark.broker.slave.metadata_sync"):
         async with slave(tmp_path, master) as world:
-            assert "T" in world.graph.topics
-            assert "g" in world.graph.groups
+            assert "T" in world.features.topics.table
+            assert "g" in world.features.groups.table
             await world.clock.advance(seconds=20)
             problems = [text for text in caplog.messages if "not today" in text]
             assert len(problems) == 2, "each is said once"
             master.refused = {}
             await world.clock.advance(seconds=10)
-            assert world.graph.offsets.get("g", "T", 0) == 5
+            assert world.features.groups.offsets.get("g", "T", 0) == 5
 
 
 async def test_commits_that_the_master_refuses_are_not_sent_again(tmp_path: Path) -> None:
     master = Master()
     async with slave(tmp_path, master) as world:
-        world.graph.offsets.commit("gone", "T", 0, 8)
+        world.features.groups.offsets.commit("gone", "T", 0, 8)
         await world.clock.advance(seconds=10)
         assert master.took().count(15) == 1
         await world.clock.advance(seconds=20)
@@ -232,7 +232,7 @@ async def test_commits_that_the_master_refuses_are_not_sent_again(tmp_path: Path
 async def test_commits_that_the_master_may_accept_later_are_sent_again(tmp_path: Path) -> None:
     master = Master()
     async with slave(tmp_path, master) as world:
-        world.graph.offsets.commit("g", "T", 0, 8)
+        world.features.groups.offsets.commit("g", "T", 0, 8)
         master.refused = {15: ResponseCode.SYSTEM_BUSY}
         await world.clock.advance(seconds=10)
         assert master.told == []
@@ -247,11 +247,11 @@ async def test_a_group_that_was_born_at_the_slave_lives_on_with_its_offsets(
     """Its consumers met the slave only, while the master was away."""
     master = Master()
     async with slave(tmp_path, master) as world:
-        graph = world.graph
+        features = world.features
         master.is_there = False
         await world.clock.advance(seconds=30)
-        assert graph.groups.find("new") is not None, "as a heartbeat or a pull does"
-        graph.offsets.commit("new", "T", 0, 8)
+        assert features.groups.table.find("new") is not None, "as a heartbeat or a pull does"
+        features.groups.offsets.commit("new", "T", 0, 8)
         master.is_there = True
         master.took()
         await world.clock.advance(seconds=TICK_S)
@@ -260,30 +260,30 @@ async def test_a_group_that_was_born_at_the_slave_lives_on_with_its_offsets(
         assert [(ext["consumerGroup"], ext["commitOffset"]) for ext in master.told] == [
             ("new", "8")
         ]
-        assert "new" in graph.groups
-        assert graph.groups.version == master.groups.data_version
+        assert "new" in features.groups.table
+        assert features.groups.table.version == master.groups.data_version
         del master.groups.subscription_group_table["new"]
         master.groups.data_version = DataVersion(counter=99)
         await world.clock.advance(seconds=10)
-        assert "new" not in graph.groups, "deleted there is deleted here"
+        assert "new" not in features.groups.table, "deleted there is deleted here"
         assert 200 not in master.took()
 
 
 async def test_offsets_wait_until_the_master_has_their_group(tmp_path: Path) -> None:
     master = Master()
     async with slave(tmp_path, master) as world:
-        graph = world.graph
-        graph.groups.find("new")
-        graph.offsets.commit("new", "T", 0, 8)
+        features = world.features
+        features.groups.table.find("new")
+        features.groups.offsets.commit("new", "T", 0, 8)
         master.refused = {200: ResponseCode.SYSTEM_BUSY}
         await world.clock.advance(seconds=10)
         assert 15 not in master.took()
-        assert "new" in graph.groups
+        assert "new" in features.groups.table
     async with slave(tmp_path, master) as world:
         master.refused = {}
         await world.clock.advance(seconds=10)
         assert [ext["commitOffset"] for ext in master.told] == ["8"], "after a restart, too"
-        assert "new" in world.graph.groups
+        assert "new" in world.features.groups.table
 
 
 async def test_a_group_that_the_master_does_not_want_goes(
@@ -291,12 +291,12 @@ async def test_a_group_that_the_master_does_not_want_goes(
 ) -> None:
     master = Master()
     async with slave(tmp_path, master) as world:
-        world.graph.groups.find("new")
+        world.features.groups.table.find("new")
         master.refused = {200: 1}
         with caplog.at_level(logging.WARNING, "skylark.broker.slave.metadata_sync"):
             await world.clock.advance(seconds=20)
         assert master.took().count(200) == 1
-        assert "new" not in world.graph.groups
+        assert "new" not in world.features.groups.table
         assert "the master refuses new: not today" in caplog.messages
 
 
@@ -312,7 +312,7 @@ async def test_another_master_is_asked_at_once(tmp_path: Path) -> None:
     master = Master()
     async with slave(tmp_path, master) as world:
         master.took()
-        assert world.graph.slave is not None
-        world.graph.slave.set_master("10.0.0.2:10911")
+        assert world.features.slave.sync is not None
+        world.features.slave.sync.set_master("10.0.0.2:10911")
         await world.clock.drain()
         assert master.took() == WHOLE

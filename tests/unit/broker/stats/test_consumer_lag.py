@@ -22,8 +22,14 @@ async def world(tmp_path: Path) -> AsyncIterator[Stored]:
 
 
 def report_of(world: Stored) -> LagReport:
-    graph = world.graph
-    return LagReport(graph.topics, graph.offsets, graph.consumers, graph.store.reader, world.clock)
+    features = world.features
+    return LagReport(
+        features.topics.table,
+        features.groups.offsets,
+        features.groups.consumers,
+        features.store.reader,
+        world.clock,
+    )
 
 
 def lags(world: Stored) -> dict[tuple[str, str], Lag]:
@@ -39,7 +45,7 @@ async def test_what_a_group_has_not_consumed(world: Stored) -> None:
         await world.send("T", queue_id=0)
         await world.clock.advance(1)
     await world.send("T", queue_id=1)
-    offsets = world.graph.offsets
+    offsets = world.features.groups.offsets
     offsets.commit("g", "T", 0, 1)
     offsets.commit_pulled("g", "T", 0, 3)
     offsets.commit("g", "T", 1, 1)
@@ -64,8 +70,8 @@ async def test_queues_without_offset_count_as_consumed(world: Stored) -> None:
 async def test_the_report_changes_at_the_end_of_the_last_slice(world: Stored) -> None:
     for number in range(20):
         world.add_topic(f"T{number}", lag.QUEUES_PER_SLICE // 4)
-        world.graph.offsets.commit("g", f"T{number}", 0, 0)
-    world.graph.offsets.commit("g", "gone", 0, 0)
+        world.features.groups.offsets.commit("g", f"T{number}", 0, 0)
+    world.features.groups.offsets.commit("g", "gone", 0, 0)
     report = report_of(world)
     slices = 0
     for _ in report.renew():
@@ -79,7 +85,7 @@ async def test_the_report_is_bounded(world: Stored, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(lag, "PAIR_COUNT_MAX", 3)
     for number in range(5):
         world.add_topic(f"T{number}", 1)
-        world.graph.offsets.commit("g", f"T{number}", 0, 0)
+        world.features.groups.offsets.commit("g", f"T{number}", 0, 0)
     assert len(lags(world)) == 3
 
 
@@ -89,8 +95,8 @@ async def test_a_disk_that_fails_hides_one_lag_and_not_the_others(
     for topic in ("T", "U"):
         world.add_topic(topic, 1)
         await world.send(topic)
-        world.graph.offsets.commit("g", topic, 0, 0)
-    reader = world.graph.store.reader
+        world.features.groups.offsets.commit("g", topic, 0, 0)
+    reader = world.features.store.reader
 
     def store_time(topic: str, queue_id: int, offset: int) -> int | None:
         if topic == "T":
@@ -104,7 +110,7 @@ async def test_a_disk_that_fails_hides_one_lag_and_not_the_others(
 
 async def test_system_topics_and_groups_are_marked(world: Stored) -> None:
     world.add_topic("T", 1)
-    world.graph.offsets.commit("CID_RMQ_SYS_TRANS", "T", 0, 0)
-    world.graph.offsets.commit("g", "BenchmarkTest", 0, 0)
+    world.features.groups.offsets.commit("CID_RMQ_SYS_TRANS", "T", 0, 0)
+    world.features.groups.offsets.commit("g", "BenchmarkTest", 0, 0)
     assert all(found.is_system for found in lags(world).values())
     assert len(lags(world)) == 2

@@ -8,22 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from skylark.broker.config import BrokerConfig, load_broker_config
-from skylark.broker.live_settings import LiveSettings
-from skylark.broker.overload.overload_guard import LoopWatch, OverloadGuard, Reason
-from skylark.broker.stats.broker_stats import BrokerStats
+from skylark.broker.overload.overload_guard import LoopWatch
 from skylark.broker.stats.metrics import (
     ROWS,
     STORAGE_LABELS,
     BrokerMetrics,
     PutMetrics,
     constant_labels,
-    watch_protection,
 )
-from skylark.broker.topics.registration import Registration
-from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.metrics import Registry
-from skylark.net.client import RemotingClient
-from skylark.net.transport import TcpNetwork
 from skylark.testing.virtual_clock import VirtualClock
 
 #: The names of section 11 of the specification, without their prefix.
@@ -132,31 +125,6 @@ def test_the_lag_of_the_loop_is_a_metric(metrics: BrokerMetrics) -> None:
         "skylark_loop_turn_ms_sum{} 250.0",
         "skylark_loop_turn_ms_count{} 1",
     ]
-
-
-async def test_protection_shows(metrics: BrokerMetrics) -> None:
-    clock = VirtualClock()
-    live = LiveSettings(config(namesrvAddr="127.0.0.1:1"), now_ms=0)
-    guard = OverloadGuard(live, LoopWatch(clock), clock)
-    client = RemotingClient(TcpNetwork(), clock)
-    registration = Registration(live, TopicTable(live, clock), client, clock)
-    stats = BrokerStats("c", count_max=1)
-    watch_protection(metrics, guard, registration, stats)
-    guard.refused_counts[Reason.WAITED] += 3
-    for topic in ("T", "U"):
-        stats.put(topic, 1, 10)
-    await registration.start()
-    assert samples(metrics, "skylark_requests_refused_total")[-1] == (
-        'skylark_requests_refused_total{reason="waited"} 3'
-    )
-    assert samples(metrics, "skylark_name_servers") == [
-        'skylark_name_servers{address="127.0.0.1:1"} 0'
-    ]
-    assert samples(metrics, "skylark_stats_overflows_total")[0] == (
-        'skylark_stats_overflows_total{table="puts by topic"} 1'
-    )
-    await registration.stop()
-    await client.close()
 
 
 def test_further_labels() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from skylark.broker.overload.overload_guard import Reason
 from skylark.store.store_results import PutStatus
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.heartbeat import SubscriptionData
@@ -70,7 +71,7 @@ async def world(tmp_path: Path) -> AsyncIterator[Stored]:
 async def test_messages_in_and_out(world: Stored) -> None:
     world.add_topic("T", 1)
     world.add_topic("F", 1, attributes={"+message.type": "FIFO"})
-    world.graph.groups.find("g")
+    world.features.groups.table.find("g")
     for topic in ("T", "T", "BenchmarkTest", "%RETRY%g"):
         assert (await world.send(topic)).code == 0
     assert (await world.send("F", properties="__SHARDINGKEY\x01k\x02")).code == 0
@@ -95,7 +96,7 @@ async def test_the_broker_and_its_store(world: Stored) -> None:
     assert (await world.send("T")).code == 0
     samples = await scrape(world)
     assert samples["rocketmq_broker_permission"] == 6
-    assert samples["rocketmq_topic_number"] == len(world.graph.topics)
+    assert samples["rocketmq_topic_number"] == len(world.features.topics.table)
     storage = '{storage_type="local",storage_medium="disk"}'
     assert samples[f"rocketmq_storage_size{storage}"] == 8 << 20
     assert samples[f"rocketmq_storage_dispatch_behind_bytes{storage}"] == 0
@@ -112,7 +113,7 @@ async def test_the_broker_and_its_store(world: Stored) -> None:
     assert samples[latency] == 1
     assert samples["skylark_requests_at_work"] == 0
     assert samples["skylark_held_pulls"] == 0
-    world.graph.writer.uncopied.add("retry", 7, "%DLQ%g", PutStatus.MESSAGE_ILLEGAL)
+    world.features.puts.writer.uncopied.add("retry", 7, "%DLQ%g", PutStatus.MESSAGE_ILLEGAL)
     assert (await scrape(world))['skylark_uncopied_messages_total{kind="retry"}'] == 1
     held = await world.begin_pull(1)
     assert (await scrape(world))["skylark_held_pulls"] == 1
@@ -125,11 +126,11 @@ async def test_timed_and_transactional_messages_and_dead_letters(world: Stored) 
     due_ms = world.clock.now_ms() + 60_000
     assert (await world.send("T", properties=f"TIMER_DELIVER_MS\x01{due_ms}\x02")).code == 0
     await world.clock.advance(2)
-    counts = world.graph.transactions.counts
+    counts = world.features.transaction.service.counts
     counts.add("T", 3)
     counts.commit("T", world.clock.now_ms() - 70_000)
     counts.rolled_back["T"] += 1
-    world.graph.exporter.dead_letter("g", "T")
+    world.features.stats.exporter.dead_letter("g", "T")
     samples = await scrape(world)
     storage = 'storage_type="local",storage_medium="disk"'
     assert samples[f'rocketmq_timing_messages{{{storage},topic="T"}}'] == 1
@@ -153,7 +154,7 @@ async def test_clients_and_their_lag(world: Stored) -> None:
     for _ in range(3):
         await world.send("T")
         await world.clock.advance(2)
-    world.graph.offsets.commit("g", "T", 0, 1)
+    world.features.groups.offsets.commit("g", "T", 0, 1)
     member = Member(world, "c1", silent)
     await member.join("g", "T")
     body = encode_body(heartbeat(producers=["pg", "CLIENT_INNER_PRODUCER"], client_id="p"))
@@ -188,7 +189,7 @@ async def test_groups_whose_members_disagree_are_shown(world: Stored) -> None:
 async def test_a_scrape_of_many_groups_does_not_delay_requests(world: Stored) -> None:
     for number in range(200):
         world.add_topic(f"T{number}", 8)
-        world.graph.offsets.commit("g", f"T{number}", 0, 0)
+        world.features.groups.offsets.commit("g", f"T{number}", 0, 0)
     turns = 0
 
     async def count_turns() -> None:
@@ -197,7 +198,7 @@ async def test_a_scrape_of_many_groups_does_not_delay_requests(world: Stored) ->
             turns += 1
             await world.clock.sleep(0)
 
-    metric_count = len(world.graph.exporter.metrics.registry.table())
+    metric_count = len(world.features.stats.exporter.metrics.registry.table())
     other = asyncio.create_task(count_turns())
     samples = await scrape(world)
     other.cancel()
@@ -205,13 +206,27 @@ async def test_a_scrape_of_many_groups_does_not_delay_requests(world: Stored) ->
     assert sum(key.startswith("rocketmq_consumer_lag_messages") for key in samples) == 200
 
 
+async def test_refusals_name_servers_and_full_statistics(tmp_path: Path) -> None:
+    async with stored(tmp_path, **ON, namesrvAddr="127.0.0.1:1") as world:
+        world.features.overload.guard.refused_counts[Reason.WAITED] += 3
+        (table, *_) = world.features.stats.broker_stats.tables
+        table.overflow_count += 1
+        samples = await scrape(world)
+    assert samples['skylark_requests_refused_total{reason="waited"}'] == 3
+    assert samples['skylark_name_servers{address="127.0.0.1:1"}'] == 0
+    assert samples['skylark_stats_overflows_total{table="puts by topic"}'] == 1
+
+
 async def test_nothing_is_served_or_measured_by_default(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         assert world.broker.metrics_address is None
-        assert world.graph.stats.on_put is None
-        assert world.graph.exporter.rpc_times not in world.graph.server.dispatcher.interceptors
+        assert world.features.stats.broker_stats.on_put is None
+        assert (
+            world.features.stats.exporter.rpc_times
+            not in world.features.endpoint.server.dispatcher.interceptors
+        )
         await world.send("T")
-        text = world.graph.exporter.metrics.registry.render()
+        text = world.features.stats.exporter.metrics.registry.render()
         assert "rocketmq_messages_in_total{" not in text
 
 
@@ -227,7 +242,7 @@ async def test_the_endpoint_closes_with_the_broker(tmp_path: Path) -> None:
 
 async def test_held_pulls_have_their_label(world: Stored) -> None:
     world.add_topic("T", 1)
-    world.graph.groups.find("g")
+    world.features.groups.table.find("g")
     pulling = await world.begin_pull()
     await world.clock.advance(seconds=2)
     assert (await world.send("T")).code == 0

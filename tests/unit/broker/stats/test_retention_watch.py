@@ -52,9 +52,9 @@ async def test_a_group_that_is_behind_is_warned_before_its_messages_go(
     await fill(world, 12)
     await world.clock.advance(40 * MINUTE_S)
     await fill(world, 2)
-    watch = world.graph.retention_watch
-    world.graph.offsets.commit("slow", "T", 0, 4)
-    world.graph.offsets.commit("fast", "T", 0, 12)
+    watch = world.features.stats.retention_watch
+    world.features.groups.offsets.commit("slow", "T", 0, 4)
+    world.features.groups.offsets.commit("fast", "T", 0, 12)
     with caplog.at_level(logging.WARNING, retention_watch.__name__):
         await look(world)
         assert (watch.endangered, caplog.messages) == ([], [])  # they have 19 minutes left
@@ -62,13 +62,15 @@ async def test_a_group_that_is_behind_is_warned_before_its_messages_go(
         assert watch.endangered == [Endangered("slow", "T", 8)]
         text = "retention soon deletes 8 messages of T that group slow has not consumed yet"
         assert caplog.messages == [text, text]
-    world.graph.offsets.commit("slow", "T", 0, 11)
-    world.graph.offsets.commit("g@broadcast", "T", 0, 10)  # the last of some broadcast consumers
+    world.features.groups.offsets.commit("slow", "T", 0, 11)
+    world.features.groups.offsets.commit(
+        "g@broadcast", "T", 0, 10
+    )  # the last of some broadcast consumers
     await look(world)
     found = [Endangered("g@broadcast", "T", 2), Endangered("slow", "T", 1)]
     assert sorted(watch.endangered, key=lambda each: each.group) == found
-    world.graph.offsets.commit("g@broadcast", "T", 0, 12)
-    world.graph.offsets.commit("slow", "T", 0, 12)
+    world.features.groups.offsets.commit("g@broadcast", "T", 0, 12)
+    world.features.groups.offsets.commit("slow", "T", 0, 12)
     await look(world)
     assert watch.endangered == []
 
@@ -79,11 +81,11 @@ async def test_only_groups_in_use_count(world: Stored, monkeypatch: pytest.Monke
     member = Member(world, "c1", silent)
     await member.join("online", "T")
     for group in ("online", "busy", "forgotten"):
-        world.graph.offsets.commit(group, "T", 0, 0)
-    watch = world.graph.retention_watch
+        world.features.groups.offsets.commit(group, "T", 0, 0)
+    watch = world.features.stats.retention_watch
     await look(world)
     await world.clock.advance(20 * MINUTE_S)
-    world.graph.offsets.commit("busy", "T", 0, 1)
+    world.features.groups.offsets.commit("busy", "T", 0, 1)
     await world.clock.advance(25 * MINUTE_S)
     assert watch.endangered == [Endangered("online", "T", 12), Endangered("busy", "T", 11)]
     await member.leave()
@@ -93,8 +95,8 @@ async def test_files_deleted_without_a_warning_are_logged_once(
     world: Stored, caplog: pytest.LogCaptureFixture
 ) -> None:
     await fill(world, 14)
-    world.graph.offsets.commit("g", "T", 0, 2)
-    watch = world.graph.retention_watch
+    world.features.groups.offsets.commit("g", "T", 0, 2)
+    watch = world.features.stats.retention_watch
     with caplog.at_level(logging.WARNING, retention_watch.__name__):
         watch.deleting(0, FILE_SIZE, True)
         watch.deleting(0, FILE_SIZE, True)
@@ -107,9 +109,9 @@ async def test_files_deleted_without_a_warning_are_logged_once(
 async def test_long_work_is_cut_into_slices(world: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(world, 14)
     for number in range(10):
-        world.graph.offsets.commit(f"g{number}", "T", 0, 0)
+        world.features.groups.offsets.commit(f"g{number}", "T", 0, 0)
     monkeypatch.setattr(retention_watch, "PAIRS_PER_SLICE", 3)
-    watch = world.graph.retention_watch
+    watch = world.features.stats.retention_watch
     work = watch._check(FILE_SIZE)
     assert sum(1 for _ in work) == 3
     assert len(watch.endangered) == 10
@@ -126,7 +128,7 @@ async def test_the_log_may_grow_by_a_file_before_its_beginning_goes(tmp_path: Pa
         await_flushes(world)
         world.add_topic("T", 1)
         await fill(world, 7)
-        retention = world.graph.store.retention
+        retention = world.features.store.retention
         assert retention.expiring_until(0) == 0
         await fill(world, 8)
         assert retention.expiring_until(0) == FILE_SIZE
@@ -148,14 +150,14 @@ async def test_a_broker_shows_and_logs_them_before_the_files_are_deleted(
         await_flushes(world)
         world.add_topic("T", 1)
         await fill(world, 15)
-        world.graph.offsets.commit("g", "T", 0, 1)
+        world.features.groups.offsets.commit("g", "T", 0, 1)
         with caplog.at_level(logging.INFO):
             await world.clock.advance(2 * INTERVAL_S)
             assert (await scrape(world))[name] == 5
-            assert world.graph.store.log.min_offset == 0
+            assert world.features.store.log.min_offset == 0
             await fill(world, 6)
             await world.clock.advance(INTERVAL_S)
-        assert world.graph.store.log.min_offset == FILE_SIZE
+        assert world.features.store.log.min_offset == FILE_SIZE
         texts = [text for text in caplog.messages if "group g" in text or "deleting" in text]
         assert (
             texts[0] == "retention soon deletes 5 messages of T that group g has not consumed yet"

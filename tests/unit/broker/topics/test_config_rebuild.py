@@ -102,7 +102,7 @@ async def test_after_the_rebuild_the_messages_are_served_again(tmp_path: Path) -
         assert bodies_of(await world.pull(queueId=1)) == [b"0", b"2", b"4", b"6", b"8"]
         assert bodies_of(await world.pull(queueId=3)) == [b"1", b"3", b"5", b"7", b"9"]
         assert (await world.send("T", queue_id=3)).code == 0
-        found = world.graph.topics.get("T")
+        found = world.features.topics.table.get("T")
         assert found is not None
         assert (found.read_queue_nums, found.write_queue_nums, found.perm) == (4, 4, 6)
 
@@ -121,7 +121,7 @@ async def test_a_slave_that_lost_its_topics_goes_on(
     remove_config(store)
     with caplog.at_level(logging.WARNING, "skylark.broker.topics.config_rebuild"):
         async with stored(tmp_path, **SLAVE) as world:
-            assert "T" not in world.graph.topics
+            assert "T" not in world.features.topics.table
     assert "The slave copies the topics of its master" in caplog.text
     assert not (store / "config/topics.json").exists(), "a table without T would hide the loss"
     with pytest.raises(LostTopicsError):
@@ -142,7 +142,9 @@ async def test_queues_that_are_made_again_from_the_log_count_as_well(tmp_path: P
 async def test_a_new_store_has_its_table_before_the_first_message(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         table = TOPICS.decode((tmp_path / "store/config/topics.json").read_bytes())
-        assert table.topic_config_table.keys() == {topic.topic_name for topic in world.graph.topics}
+        assert table.topic_config_table.keys() == {
+            topic.topic_name for topic in world.features.topics.table
+        }
 
 
 async def test_messages_of_system_topics_alone_need_no_table(tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ async def test_deleted_topics_are_not_lost(tmp_path: Path) -> None:
         assert (await world.call(215, {"topic": "T"})).code == 0
     remove_config(tmp_path / "store")
     async with stored(tmp_path) as world:
-        assert "T" not in world.graph.topics
+        assert "T" not in world.features.topics.table
 
 
 # --- the rebuild ---

@@ -61,9 +61,8 @@ class World:
         self.topics = TopicTable(self.live, clock)
         self.client = RemotingClient(TcpNetwork(), clock)
         self.masters: list[MasterAddress | None] = []
-        self.registration = Registration(
-            self.live, self.topics, self.client, clock, on_master=self.masters.append
-        )
+        self.registration = Registration(self.live, self.topics, self.client, clock)
+        self.registration.master_changes.subscribe(self.masters.append)
 
     def create(self, name: str) -> None:
         self.topics.update(TopicConfig(topic_name=name, read_queue_nums=2, write_queue_nums=2))

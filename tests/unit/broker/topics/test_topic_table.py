@@ -27,18 +27,18 @@ from tests.unit.broker.tables import GOLDEN, NOW_MS, SteppingClock, live_setting
 
 
 class Topics(TopicTable):
-    """A table that notes what its listeners are told."""
+    """A table that records the changes that it publishes."""
 
     def __init__(self, **settings: str) -> None:
         self.clock = SteppingClock()
         self.settings = live_settings(**settings)
         super().__init__(self.settings, self.clock)
-        self.changes: list[TopicChange] = []
-        self.subscribe(self.changes.append)
+        self.published: list[TopicChange] = []
+        self.changes.subscribe(self.published.append)
 
     @property
     def registered(self) -> list[str]:
-        return [topic.topic_name for change in self.changes for topic in change.register]
+        return [topic.topic_name for change in self.published for topic in change.register]
 
 
 def topic(name: str, queues: int = 4, **fields: object) -> TopicConfig:
@@ -213,7 +213,7 @@ def test_the_order_flag_of_a_retry_topic_is_corrected() -> None:
     assert table.ensure("%RETRY%G", queue_count=1, order=True) == topic("%RETRY%G", 1, order=True)
     assert table.is_order("%RETRY%G")
     assert table.version.counter == 2
-    assert table.changes[1] == TopicChange()  # to be written, but not registered at once
+    assert table.published[1] == TopicChange()  # to be written, but not registered at once
     assert not table.is_order("%RETRY%other")
 
 
@@ -249,7 +249,7 @@ def test_asking_for_what_is_there_is_no_change() -> None:
     table = Topics()
     table.update(topic("T"))
     assert not table.update(topic("T"), "")
-    assert (table.version.counter, len(table.changes)) == (1, 1)
+    assert (table.version.counter, len(table.published)) == (1, 1)
 
 
 def test_java_compares_attributes_with_their_signs() -> None:
@@ -285,7 +285,7 @@ def test_topics_that_cannot_be(requested: TopicConfig, attributes: str, remark: 
     with pytest.raises(InvalidParameterError) as caught:
         table.update(requested, attributes)
     assert (caught.value.code, caught.value.remark) == (29, remark)
-    assert table.changes == []
+    assert table.published == []
 
 
 def test_a_real_broker_refuses_system_topics_in_the_same_words() -> None:
@@ -326,7 +326,7 @@ def test_several_topics_at_once() -> None:
     assert table.update_all(sent.topic_config_list)
     assert table.get("B") == topic("B", attributes={"message.type": "FIFO"})
     assert table.registered == ["A", "B"]
-    assert (table.version.counter, len(table.changes)) == (2, 1)
+    assert (table.version.counter, len(table.published)) == (2, 1)
     assert not table.update_all([])
 
 
@@ -350,7 +350,7 @@ def test_one_bad_topic_stops_the_whole_list() -> None:
             table.update_all([topic("A"), bad])
         assert caught.value.code == code
     assert "A" not in table
-    assert table.changes == []
+    assert table.published == []
 
 
 def test_a_topic_twice_in_a_list_counts_twice() -> None:
@@ -373,7 +373,7 @@ def test_a_deleted_topic_takes_its_pop_retry_topics_along() -> None:
         "%RETRY%H_T",
     }
     assert table.version.counter == version + 3
-    assert [change.deleted for change in table.changes[-3:]] == [
+    assert [change.deleted for change in table.published[-3:]] == [
         ("T",),
         ("%RETRY%G+T",),
         ("%RETRY%G_T",),
@@ -391,7 +391,7 @@ def test_retry_topics_can_be_kept() -> None:
 def test_deleting_what_is_not_there() -> None:
     table = Topics()
     assert table.delete("T", ["G"]) == ["T"]  # its data may be there
-    assert table.changes == []
+    assert table.published == []
     with pytest.raises(InvalidParameterError, match=r"^The specified topic is blank\.$"):
         table.delete(" ", [])
 
@@ -401,7 +401,7 @@ def test_name_servers_mark_topics_as_ordered() -> None:
     table.update_all([topic("A"), topic("B"), topic("C", order=True)])
     assert table.apply_order_table({"A": "b:4", "C": "b:4", "unknown": "b:4"})
     assert [table.is_order(name) for name in "ABC"] == [True, False, True]
-    assert (table.version.counter, table.changes[-1]) == (4, TopicChange())
+    assert (table.version.counter, table.published[-1]) == (4, TopicChange())
     assert not table.apply_order_table({"A": "b:4"})
     assert table.version.counter == 4
 
@@ -424,7 +424,7 @@ def test_the_broker_registers_no_more_than_it_permits(permission: str, perms: li
 def test_a_changed_permission_raises_the_version() -> None:
     table = Topics()
     table.renew_version()
-    assert (table.version.counter, table.changes) == (1, [TopicChange()])
+    assert (table.version.counter, table.published) == (1, [TopicChange()])
 
 
 @pytest.mark.spec("remoting.10.24")
@@ -470,7 +470,7 @@ def test_a_table_of_a_real_broker_comes_back_as_it_was() -> None:
     table = Topics(timerWheelEnable="false")
     table.load(stored)
     assert table.snapshot() == stored
-    assert table.changes == []
+    assert table.published == []
 
 
 def test_a_missing_file_changes_nothing() -> None:

@@ -159,7 +159,7 @@ class Shop(Stored):
 
     @property
     def transactions(self) -> TransactionService:
-        return self.graph.transactions
+        return self.features.transaction.service
 
     def bodies(self, topic: str = "T", queue_id: int = 1) -> list[bytes]:
         return [record.body for record in self.records(topic, queue_id)]
@@ -169,14 +169,14 @@ class Shop(Stored):
 
     def position(self) -> tuple[int, int]:
         """What is committed: the place in the half queue, and in the op queue."""
-        offsets = self.graph.offsets
+        offsets = self.features.groups.offsets
         return offsets.get(GROUP, HALF, 0), offsets.get(GROUP, OP, 0)
 
     async def flushed(self) -> None:
         """Advance until the log is on disk; a thread does it, so real time passes."""
-        files = self.graph.store.log.files
+        files = self.features.store.log.files
         async with asyncio.timeout(10):
-            while files.flushed_where < self.graph.store.log.max_offset:
+            while files.flushed_where < self.features.store.log.max_offset:
                 await self.clock.advance(seconds=1)
                 await asyncio.sleep(0.001)
 
@@ -209,6 +209,6 @@ async def shop(root: Path, *, start_ms: int = START_MS, **given: str) -> AsyncIt
 
 def killed(world: Shop, root: Path) -> Path:
     """What ``kill -9`` would leave at this moment, under another root."""
-    source = world.graph.store.config.store_path_root_dir
+    source = world.features.store.config.store_path_root_dir
     shutil.copytree(source, root / "store")
     return root

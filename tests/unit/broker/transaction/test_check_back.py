@@ -45,7 +45,7 @@ async def test_many_messages_are_checked_in_slices(tmp_path: Path) -> None:
     )
     await broker.start()
     try:
-        store, transactions = broker.graph.store, broker.graph.transactions
+        store, transactions = broker.features.store, broker.features.transaction.service
         count = 2_000
         for number in range(count):
             draft = half_draft(number, clock.now_ms() - 10_000)
@@ -67,7 +67,7 @@ async def test_many_messages_are_checked_in_slices(tmp_path: Path) -> None:
 async def test_a_round_waits_for_a_producer_that_does_not_read(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         await world.producer.send("U1")
-        connection = world.graph.producers.next_channel("pg")
+        connection = world.features.groups.producers.next_channel("pg")
         assert isinstance(connection, Connection)
         connection._outbound.paused = True
         await world.clock.advance(seconds=32)
@@ -90,7 +90,7 @@ async def test_the_position_is_never_ahead_of_the_disk(
 ) -> None:
     async with shop(tmp_path) as world:
         await world.producer.send("U1")
-        files = world.graph.store.log.files
+        files = world.features.store.log.files
         await world.flushed()
         durable = files.flushed_where
         with monkeypatch.context() as patch:
@@ -107,7 +107,7 @@ async def test_the_position_is_never_ahead_of_the_disk(
 async def test_a_copy_that_failed_is_retried(tmp_path: Path) -> None:
     async with shop(tmp_path, transactionCheckMax="1") as world:
         await world.producer.send("U1")
-        flags = world.graph.store.flags
+        flags = world.features.store.flags
         for copies in ("half queue", "given up"):
             flags.set(StoreFlag.NOT_WRITEABLE)
             await world.rounds(2)
@@ -121,7 +121,7 @@ async def test_a_copy_that_failed_is_retried(tmp_path: Path) -> None:
 
 async def test_records_that_are_not_half_messages_are_skipped(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
-        store = world.graph.store
+        store = world.features.store
         assert store.put(Draft(HALF, 0, b"stray", born_timestamp=1)).status.stored
         await world.producer.send("U1")
         await world.rounds()

@@ -36,7 +36,7 @@ def everything(world: Shop) -> list[Any]:
         for record in world.records(topic, queue_id):
             fields = {name: getattr(record, name) for name in record.__struct_fields__}
             found.append({name: fields[name] for name in fields if name != "_parsed"})
-    counts, stats = world.transactions.counts, world.graph.stats
+    counts, stats = world.transactions.counts, world.features.stats.broker_stats
     found += [counts.committed, counts.rolled_back, counts.waiting, world.op_bodies()]
     meters = (stats.topic_puts[topic] for topic in (HALF, "T"))
     found += [(meter.count, meter.size, meter.times) for meter in meters]
@@ -73,9 +73,9 @@ def request(world: Shop, sent: Sent, decision: int = COMMIT, *, oneway: bool = T
 
 def run(world: Shop, requests: list[Command]) -> list[Any]:
     (connection,) = (
-        each for each in world.graph.server.connections if isinstance(each, Connection)
+        each for each in world.features.endpoint.server.connections if isinstance(each, Connection)
     )
-    end_run = world.graph.server.dispatcher.runs[RequestCode.END_TRANSACTION]
+    end_run = world.features.endpoint.server.dispatcher.runs[RequestCode.END_TRANSACTION]
     return list(end_run(connection, requests))
 
 
@@ -138,7 +138,7 @@ def half_request(world: Shop, unique_id: str) -> Command:
 
 async def test_a_decision_in_the_same_run_right_behind_its_half_message(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
-        guessed = Sent(world.graph.store.log.max_offset, 0, "U1")
+        guessed = Sent(world.features.store.log.max_offset, 0, "U1")
         beyond = Sent(1 << 20, 1, "U2")
         answers = run(
             world,
@@ -165,9 +165,9 @@ async def test_a_rollback_that_is_awaited_keeps_its_place_in_the_log(tmp_path: P
 async def test_a_commit_that_the_timer_refuses_is_a_failed_put(tmp_path: Path) -> None:
     async with shop(tmp_path, timerWheelEnable="false") as world:
         sent = await world.producer.send("U1", TIMER_DELAY_SEC="5")
-        before = world.graph.store_stats.put_failed_count
+        before = world.features.stats.store_stats.put_failed_count
         assert (await world.producer.end(sent)).code != 0
-        assert world.graph.store_stats.put_failed_count == before + 1
+        assert world.features.stats.store_stats.put_failed_count == before + 1
         assert world.transactions.counts.waiting["T"] == 1
 
 
@@ -176,7 +176,7 @@ async def test_what_cannot_be_stored_stays_undecided(
 ) -> None:
     async with shop(tmp_path) as world:
         one, two = [await world.producer.send(unique_id) for unique_id in ("U1", "U2")]
-        store = world.graph.store
+        store = world.features.store
         put_run = store.put_run
 
         def failing(drafts: list[Draft]) -> list[PutResult]:
@@ -205,7 +205,7 @@ async def test_an_unexpected_error_is_answered(
             raise ZeroDivisionError
 
         with monkeypatch.context() as patch:
-            patch.setattr(world.graph.writer, "put_run", broken)
+            patch.setattr(world.features.puts.writer, "put_run", broken)
             answers = run(world, [request(world, each, oneway=False) for each in sent])
         assert [each.code for each in answers] == [1, 1, 1]
         assert caplog.text.count("ZeroDivisionError") >= 1

@@ -58,10 +58,10 @@ async def test_a_half_message_is_seen_once_it_is_committed(tmp_path: Path) -> No
         (op,) = world.records(OP)
         assert op.body == b"0,1,"  # the rollback waits for an answer, so both are written with it
         assert op.properties == {"TAGS": "d", "WAIT": "true"}
-        assert op.born_host == op.store_host == world.graph.store.log.store_host
-        assert world.graph.stats.topic_puts["T"].count == 1
-        assert world.graph.stats.topic_puts[HALF].count == 2
-        assert world.graph.stats.topic_puts[OP].count == 1
+        assert op.born_host == op.store_host == world.features.store.log.store_host
+        assert world.features.stats.broker_stats.topic_puts["T"].count == 1
+        assert world.features.stats.broker_stats.topic_puts[HALF].count == 2
+        assert world.features.stats.broker_stats.topic_puts[OP].count == 1
         counts = world.transactions.counts
         assert (counts.committed["T"], counts.rolled_back["T"], counts.waiting["T"]) == (1, 1, 0)
 
@@ -155,13 +155,13 @@ async def test_an_undecided_message_is_checked_and_given_up(tmp_path: Path) -> N
             assert body.log_offset == copy.log_offset
             assert body.body == b"one"
             assert body.properties == {**copy.properties, "WAIT": "false"}
-        assert world.graph.stats.topic_puts[HALF].count == 16
+        assert world.features.stats.broker_stats.topic_puts[HALF].count == 16
         assert world.records(GIVEN_UP) == []  # the last question can be answered, too
         await world.rounds(3)
         assert len(world.producer.check_backs) == 15
         (kept,) = world.records(GIVEN_UP)
         assert (kept.body, kept.properties["TRANSACTION_CHECK_TIMES"]) == (b"one", "15")
-        topic = world.graph.topics.get(GIVEN_UP)
+        topic = world.features.topics.table.get(GIVEN_UP)
         assert topic is not None
         assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (1, 1, 6)
         assert world.transactions.counts.waiting["T"] == 0
@@ -263,7 +263,7 @@ async def test_a_delay_begins_at_the_commit(tmp_path: Path) -> None:
         assert delayed.sys_flag == 8
         assert (await world.producer.end(sent)).code == 0
         assert len(world.records("SCHEDULE_TOPIC_XXXX", 2)) == 1
-        assert world.graph.stats.topic_puts["SCHEDULE_TOPIC_XXXX"].count == 1
+        assert world.features.stats.broker_stats.topic_puts["SCHEDULE_TOPIC_XXXX"].count == 1
 
 
 async def test_a_timed_message_is_put_into_the_timer_when_it_is_committed(tmp_path: Path) -> None:
@@ -360,11 +360,11 @@ async def test_with_sync_flush_a_decision_is_answered_when_it_is_on_disk(tmp_pat
             asyncio.create_task(world.producer.end(one)),
             asyncio.create_task(world.producer.end(two, ROLLBACK)),
         ]
-        files = world.graph.store.log.files
+        files = world.features.store.log.files
         for task in ends:
             assert (await task).code == 0
             assert files.flushed_where >= world.records("T", 1)[0].log_offset
-        assert files.flushed_where == world.graph.store.log.max_offset
+        assert files.flushed_where == world.features.store.log.max_offset
         assert world.op_bodies() == [b"0,1,"]
         root = killed(world, tmp_path / "copy")
     async with shop(root, start_ms=world.clock.now_ms(), flushDiskType="SYNC_FLUSH") as world:

@@ -167,4 +167,4 @@ async def test_a_store_of_java_is_recovered(tmp_path: Path) -> None:
         assert [record.body for record in world.records("GoldenTx")][before:] == [b"never decided"]
         await world.flushed()
         await world.rounds(2)
-        assert world.graph.offsets.get(GROUP, HALF, 0) == 16
+        assert world.features.groups.offsets.get(GROUP, HALF, 0) == 16

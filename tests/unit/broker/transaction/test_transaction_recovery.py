@@ -104,7 +104,7 @@ async def test_op_messages_of_both_forms_clear(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         for number in range(5):
             await world.producer.send(f"U{number}")
-        store = world.graph.store
+        store = world.features.store
         for body in (b"1", b"2,3,"):
             draft = op_draft(body, store.log.store_host, world.clock.now_ms())
             assert store.put(draft).status is PutStatus.PUT_OK
@@ -228,7 +228,7 @@ async def test_without_an_index_the_outcome_is_an_error(tmp_path: Path) -> None:
         assert (answer.remark or "").startswith("the broker does not know any more whether")
         assert world.bodies() == [b"x"]
     async with shop(tmp_path, start_ms=now_ms) as world:
-        index = world.graph.store.index
+        index = world.features.store.index
         assert index is not None
         index.mark_behind(0)
         assert (await world.producer.end(sent)).code == 2
@@ -251,7 +251,7 @@ async def test_a_transaction_type_set_by_a_producer_is_not_a_commit(tmp_path: Pa
 async def test_committed_offsets_beyond_the_queues_are_corrected(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         for topic in (HALF, OP):
-            world.graph.offsets.commit(GROUP, topic, 0, 1_000)
+            world.features.groups.offsets.commit(GROUP, topic, 0, 1_000)
     async with shop(tmp_path, start_ms=world.clock.now_ms()) as world:
         sent = await world.producer.send("U1")
         await world.rounds()

@@ -14,7 +14,7 @@ from tests.unit.broker.transaction.halves import OP, ROLLBACK, shop
 async def test_while_nothing_can_be_stored_nothing_is_promised(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         one, two, three = [await world.producer.send(f"U{number}") for number in range(3)]
-        flags = world.graph.store.flags
+        flags = world.features.store.flags
         flags.set(StoreFlag.NOT_WRITEABLE)
         refused = await world.producer.end(one)
         assert refused.code == 14
@@ -41,11 +41,11 @@ async def test_too_many_decisions_without_op_message_are_refused(
     monkeypatch.setattr(op_batches, "COLLECTED_SIZE_MAX", 4)
     async with shop(tmp_path) as world:
         sent = [await world.producer.send(f"U{number}") for number in range(3)]
-        world.graph.store.flags.set(StoreFlag.NOT_WRITEABLE)
+        world.features.store.flags.set(StoreFlag.NOT_WRITEABLE)
         for each in sent[:2]:
             await world.producer.end_oneway(each, ROLLBACK)
         assert (await world.producer.end(sent[2])).code == 2
-        world.graph.store.flags.set(StoreFlag.NOT_WRITEABLE, False)
+        world.features.store.flags.set(StoreFlag.NOT_WRITEABLE, False)
         assert (await world.producer.end(sent[2])).code == 0
         assert world.op_bodies() == [b"0,1,"]
 
@@ -64,7 +64,7 @@ async def test_a_stop_that_cannot_write_leaves_no_timer_behind(tmp_path: Path) -
     async with shop(tmp_path) as world:
         sent = await world.producer.send("U1")
         await world.producer.end_oneway(sent, ROLLBACK)
-        world.graph.store.flags.set(StoreFlag.NOT_WRITEABLE)
+        world.features.store.flags.set(StoreFlag.NOT_WRITEABLE)
     assert world.transactions.is_idle
 
 

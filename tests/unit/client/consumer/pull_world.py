@@ -115,7 +115,7 @@ class PullWorld:
         """What the broker knows, -1 if nothing."""
         broker = self.world.brokers[BROKER]
         await self.clock.drain()
-        return broker.graph.offsets.get(group, topic, queue_id)
+        return broker.features.groups.offsets.get(group, topic, queue_id)
 
     @asynccontextmanager
     async def lite(

@@ -104,11 +104,11 @@ class PushWorld:
 
     def committed(self, queue_id: int = 0, *, group: str = "g", topic: str = "T") -> int:
         """What the broker knows; -1 if nothing."""
-        return self.broker.graph.offsets.get(group, topic, queue_id)
+        return self.broker.features.groups.offsets.get(group, topic, queue_id)
 
     def stored(self, topic: str, queue_id: int = 0) -> list[MessageRecord]:
         """The messages of a queue, as the broker has them."""
-        found = self.broker.graph.store.reader.get(topic, queue_id, 0, 1000, bytes_max=1 << 20)
+        found = self.broker.features.store.reader.get(topic, queue_id, 0, 1000, bytes_max=1 << 20)
         try:
             return [record for view in found.views for record in iter_records(bytes(view))]
         finally:

@@ -17,7 +17,7 @@ from tests.unit.client.worlds import FakeConsumer, FakeProducer, World, world
 
 
 def group_ids(of: World, group: str, broker: str = "broker-a") -> list[str]:
-    return of.brokers[broker].graph.consumers.client_ids(group)
+    return of.brokers[broker].features.groups.consumers.client_ids(group)
 
 
 async def test_it_finds_routes_and_becomes_a_member(tmp_path: Path) -> None:

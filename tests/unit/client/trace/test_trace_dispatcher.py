@@ -126,7 +126,7 @@ def test_keys_that_fill_the_properties_are_left_out() -> None:
 
 def traces(c: Cluster, topic: str = TRACE_TOPIC) -> list[MessageRecord]:
     """What the broker has stored in a topic."""
-    config = c.world.brokers["broker-a"].graph.topics.get(topic)
+    config = c.world.brokers["broker-a"].features.topics.table.get(topic)
     assert config is not None
     return c.records(topic, config.write_queue_nums)
 
@@ -196,7 +196,9 @@ async def test_it_is_known_to_brokers_as_java_names_it(tmp_path: Path) -> None:
         head, _, number = dispatcher.group.rpartition("-")
         assert head == "_INNER_TRACE_PRODUCER-pg-PRODUCE"
         assert number.isdigit()
-        known = c.world.brokers["broker-a"].graph.producers.connection_list(dispatcher.group)
+        known = c.world.brokers["broker-a"].features.groups.producers.connection_list(
+            dispatcher.group
+        )
         assert known is not None
         assert [each.client_id for each in known.connection_set] == [
             f"127.0.0.1@PID_CLIENT_INNER_TRACE_PRODUCER_{c.world.namesrv}"

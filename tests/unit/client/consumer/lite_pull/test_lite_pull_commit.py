@@ -68,7 +68,7 @@ async def test_a_commit_is_stored_by_the_broker_when_it_returns(tmp_path: Path) 
         batch = await polled(w, consumer, 4)
         await w.finish(consumer.commit(batch[:3]))
         # Read without giving any background task a chance: as after kill -9.
-        assert w.world.brokers["broker-a"].graph.offsets.get("g", "T", 0) == 3
+        assert w.world.brokers["broker-a"].features.groups.offsets.get("g", "T", 0) == 3
 
 
 async def test_a_commit_without_an_answer_raises_and_is_sent_again(tmp_path: Path) -> None:

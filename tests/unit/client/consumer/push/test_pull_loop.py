@@ -505,7 +505,7 @@ async def test_bad_sql_fails_the_start(tmp_path: Path) -> None:
         with pytest.raises(FilterSyntaxError) as raised:
             await w.finish(consumer.start())
         assert raised.value.code == 23
-        assert w.broker.graph.consumers.client_ids("g") == []
+        assert w.broker.features.groups.consumers.client_ids("g") == []
 
 
 async def test_sql_selects_at_the_broker(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ async def test_messages_reach_the_handler_and_offsets_the_broker(tmp_path: Path)
             assert (consumer.stats.consumed, consumer.stats.failed) == (13, 0)
             await w.clock.advance(seconds=15)
             assert [w.committed(queue_id) for queue_id in range(4)] == [3, 3, 4, 3]
-        assert w.broker.graph.consumers.client_ids("g") == []
+        assert w.broker.features.groups.consumers.client_ids("g") == []
 
 
 async def test_settings_are_checked() -> None:
@@ -149,7 +149,7 @@ async def test_a_new_subscription_replaces_the_old_one_at_the_broker(tmp_path: P
         async with consuming(w, consumer):
             consumer.subscribe("T", seen.handler, tags="B")
             await w.clock.advance(seconds=1)
-            known = w.broker.graph.consumers.subscription("g", "T")
+            known = w.broker.features.groups.consumers.subscription("g", "T")
             assert known is not None
             assert known.sub_string == "B"
             await w.send(b"a", tag="A")
@@ -261,7 +261,7 @@ async def test_namespaces_are_for_the_wire_only(tmp_path: Path) -> None:
                 raise RetryLater
 
         async with consuming(w, consumer):
-            assert w.broker.graph.consumers.client_ids("ns%g") == [consumer.client_id]
+            assert w.broker.features.groups.consumers.client_ids("ns%g") == [consumer.client_id]
             await w.clock.advance(seconds=45)
             assert w.committed(group="ns%g", topic="ns%T") == 1
             assert w.committed(group="ns%g", topic="%RETRY%ns%g") == 1
@@ -339,7 +339,7 @@ async def test_the_consumer_is_back_after_a_restart_of_the_broker(tmp_path: Path
             await w.clock.advance(seconds=5)
             await w.world.add_broker()
             await w.clock.advance(seconds=5)
-            assert w.broker.graph.consumers.client_ids("g") == [consumer.client_id]
+            assert w.broker.features.groups.consumers.client_ids("g") == [consumer.client_id]
             await w.send(b"after")
             await w.clock.advance(seconds=5)
             assert seen == [b"before", b"after"]

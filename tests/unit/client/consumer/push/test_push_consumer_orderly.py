@@ -438,7 +438,7 @@ async def test_broadcasting_in_order_needs_no_locks(tmp_path: Path) -> None:
         async with consuming(w, consumer):
             assert seen == [b"0", b"1", b"2"]
             await w.clock.advance(minutes=1)
-            assert not w.broker.graph.locks.holds_any("g", w.clock.now_ms())
+            assert not w.broker.features.groups.locks.holds_any("g", w.clock.now_ms())
 
 
 async def test_a_lock_that_came_to_nothing_is_given_back(tmp_path: Path) -> None:

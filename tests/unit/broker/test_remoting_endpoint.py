@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skylark.broker.api import Call, Operation, Resource
-from skylark.broker.remoting_interception import IN_BODY, operation_of, resources_of
+from skylark.broker.remoting_endpoint import IN_BODY, operation_of, resources_of
 from skylark.broker.service_interception import INTERCEPTED_CODES
 from skylark.core.errors import NoPermissionError, RemoteProtocolError
 from skylark.wire.bodies.common_body import Body
@@ -119,7 +119,7 @@ async def test_no_handler_runs_without_the_interceptors(tmp_path: Path) -> None:
     """Also one that gets a request without fields: it is refused, or it cannot be read."""
     refusing = RefusesAll()
     async with stored(tmp_path, None, [refusing]) as world:
-        codes = world.graph.server.dispatcher.codes
+        codes = world.features.endpoint.server.dispatcher.codes
         assert codes >= INTERCEPTED_CODES
         for code in sorted(codes - IN_BODY.keys()):
             refusing.calls.clear()
