@@ -65,6 +65,7 @@ REWORDED: Final = {
     r"takes messages for queues that exist": "accepts messages for existing queues only",
     r"what is at (\d+) is no half message": r"the record at \1 is not a half message",
     r"this broker knows delay levels only": "this broker supports delay levels only",
+    r"the half message stays undecided": "the half message is still undecided",
 }
 
 

@@ -45,7 +45,7 @@ from skylark.wire.fastjson import decode_body
 from skylark.wire.fields import Header
 from skylark.wire.headers.route import GetRouteInfoRequestHeader
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -145,7 +145,7 @@ class Session:
             try:
                 answer = await self._link.call_name_server(address, request, self.timeout_s)
             except TransportError as error:
-                log.info("name server %s does not respond: %s", address, error)
+                logger.info("name server %s does not respond: %s", address, error)
                 problems.append(error.message)
                 last = error
                 self._name_servers.remove(address)

@@ -22,7 +22,7 @@ from skylark.client.core.client_message import MessageExt
 from skylark.client.errors import Missing
 from skylark.wire.bodies.common_body import MessageQueue
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Messages per pull: few, because most of them may not be needed.
 PULL_COUNT: Final = 32
@@ -67,7 +67,7 @@ async def queue_messages(
 
 
 def _log_missing(missing: Missing) -> None:
-    log.info("%d messages of %s expired before they were read", missing.count, missing.queue)
+    logger.info("%d messages of %s expired before they were read", missing.count, missing.queue)
 
 
 async def merged(

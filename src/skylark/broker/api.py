@@ -46,7 +46,7 @@ from skylark.wire.headers.send import (
 )
 from skylark.wire.headers.txn import EndTransactionRequestHeader
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
@@ -183,7 +183,7 @@ class InterceptorChain:
             try:
                 interceptor.after(call, code)
             except Exception:  # the client gets its result all the same
-                log.exception("an interceptor failed after %s", call.operation.name)
+                logger.exception("an interceptor failed after %s", call.operation.name)
 
 
 def code_of(outcome: object) -> int | None:

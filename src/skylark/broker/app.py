@@ -88,7 +88,7 @@ from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.store.message_store import MessageStore
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 DRAWS_MAX: Final = 100
 
@@ -252,9 +252,9 @@ class Broker:
             self._lifecycle.add(component)
         await self._lifecycle.start()
         if config.is_loopback:
-            log.info("broker %s on %s, for this machine only", config.broker_name, self.address)
+            logger.info("broker %s on %s, for this machine only", config.broker_name, self.address)
         else:
-            log.warning(
+            logger.warning(
                 "broker %s on %s, open to other machines without access control",
                 config.broker_name,
                 self.address,
@@ -272,7 +272,7 @@ class Broker:
         except ExceptionGroup as failed:
             *others, last = failed.exceptions
             for error in others:
-                log.exception("the broker did not stop cleanly: %s", error, exc_info=error)
+                logger.exception("the broker did not stop cleanly: %s", error, exc_info=error)
             raise last from None
 
     async def announced(self, timeout_s: float) -> None:

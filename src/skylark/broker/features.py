@@ -74,7 +74,7 @@ from skylark.store.config_files import DELAY_OFFSETS, TRANSACTION_METRICS
 from skylark.store.timer.timer_store import TimerStore
 from skylark.wire.codes import RequestCode
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 STOP_GRACE_S: Final = 3.0
 #: How often a broker that stops checks whether its slaves have everything.
@@ -125,7 +125,7 @@ class ReplicationFeature(Feature):
                 ):
                     await self._clock.sleep(FEED_CHECK_S)
         except TimeoutError:
-            log.warning("a slave does not have everything after %.0f s", STOP_GRACE_S)
+            logger.warning("a slave does not have everything after %.0f s", STOP_GRACE_S)
 
 
 def make_timer_store(context: BrokerContext) -> TimerStore | None:
@@ -197,7 +197,7 @@ class PutFeature(Feature):
             async with self._context.clock.timeout(STOP_GRACE_S):
                 await self.durability.wait_for_pending()
         except TimeoutError:
-            log.warning("messages still wait for disk or slaves after %.0f s", STOP_GRACE_S)
+            logger.warning("messages still wait for disk or slaves after %.0f s", STOP_GRACE_S)
         self._replication.release()
 
 

@@ -42,7 +42,7 @@ from skylark.core.config import (
 from skylark.core.subscribers import Subscribers
 from skylark.wire.bodies.common_body import DataVersion
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Entries of request 26 besides the settings: abilities of our brokers that clients look for.
 FACTS: Final = {"transactionEndIdempotent": "true"}
@@ -127,9 +127,9 @@ class LiveSettings:
         waiting = _changed_keys(current, stated) & texts.keys()
         self._stated, self.current = stated, current
         self.version = self.version.next(now_ms)
-        log.info("settings changed: %s", ", ".join(sorted(texts)))
+        logger.info("settings changed: %s", ", ".join(sorted(texts)))
         if waiting:
-            log.warning("these settings wait for a restart: %s", ", ".join(sorted(waiting)))
+            logger.warning("these settings wait for a restart: %s", ", ".join(sorted(waiting)))
         self.changes.publish(current)
         return SettingsChange(named=frozenset(texts), old=old, new=current, waiting=waiting)
 

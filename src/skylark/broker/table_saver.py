@@ -42,7 +42,7 @@ from skylark.store import config_tables
 from skylark.store.config_files import ConfigFile, ConfigFiles
 from skylark.store.file_system import FileSystem
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Where the tables are, within the directory of a store.
 CONFIG_DIRECTORY: Final = "config"
@@ -140,7 +140,7 @@ class SavedTable(Generic[TableT]):
 
     def _write_failed(self, error: Exception) -> None:
         if not self.failed:
-            log.error(
+            logger.error(
                 "%s cannot be saved, changes hold until restart: %s",
                 self.name,
                 error,
@@ -154,7 +154,7 @@ class SavedTable(Generic[TableT]):
 
     def _write_succeeded(self, marked: int) -> None:
         if self.failed:
-            log.info("%s is saved again", self.name)
+            logger.info("%s is saved again", self.name)
         self.failed = False
         self._written = marked
         while self._waiters and self._waiters[0][0] <= marked:

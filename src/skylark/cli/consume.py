@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from skylark.client.core.client_options import ClientOptions
     from skylark.client.core.route_cache import Route
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PULL_COUNT = 32
 SUSPEND_S = 15.0
@@ -422,7 +422,7 @@ async def _following(
             try:
                 route = await instance.refresh_route(topic)
             except SkylarkError as error:
-                log.debug("cannot refresh the route of %s, retrying: %s", topic, error)
+                logger.debug("cannot refresh the route of %s, retrying: %s", topic, error)
                 continue
             for reader in _readers(instance, link, wanted, route, output) if route else ():
                 if reader.queue in known:
@@ -430,7 +430,7 @@ async def _following(
                 try:
                     await reader.join(wanted.start, began)
                 except SkylarkError as error:
-                    log.debug("cannot start reading %s, retrying: %s", reader.queue, error)
+                    logger.debug("cannot start reading %s, retrying: %s", reader.queue, error)
                     continue
                 known.add(reader.queue)
                 tasks.append(loop.create_task(reader.follow(arrived)))

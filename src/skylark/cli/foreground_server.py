@@ -48,7 +48,7 @@ def show_settings(config: Config) -> None:
     click.echo(to_properties(config), nl=False)
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def run_server(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
@@ -71,7 +71,7 @@ def run_server(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(_until_signal(serve))
         if not os.environ.get(SUPERVISED):
-            log.info("stopped")
+            logger.info("stopped")
     except Exception as error:
         if os.environ.get(SUPERVISED):
             click.echo(f"{FAILED}{error_message(error)}")

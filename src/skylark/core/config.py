@@ -46,7 +46,7 @@ import msgspec
 from skylark.core.errors import ConfigError
 from skylark.core.java_text import java_double
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TEXT_SIZE_MAX: Final = 1 << 20
 
@@ -444,7 +444,7 @@ def _apply(
 ) -> ConfigT:
     """Parse the texts over the values and build the object, or report all that is wrong."""
     for key, closest in unknown_keys(config_type, texts).items():
-        log.warning(
+        logger.warning(
             "unknown setting %s is ignored%s", key, f"; did you mean {closest}?" if closest else ""
         )
     problems: list[str] = []

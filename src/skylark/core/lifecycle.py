@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from skylark.core.errors import ClientStateError, SkylarkError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class Lifecycle:
                 raise LifecycleError(f"{self.name} cannot start: it is {self.state.value}")
             self.state = State.RUNNING
             for name, component in self._components:
-                log.debug("%s: starting %s", self.name, name)
+                logger.debug("%s: starting %s", self.name, name)
                 try:
                     await component.start()
                 except BaseException:
@@ -98,7 +98,7 @@ class Lifecycle:
                 if self._stop_requested:
                     await self._undo_start()
                     raise LifecycleError(f"{self.name} was stopped while it started")
-            log.debug("%s: started", self.name)
+            logger.debug("%s: started", self.name)
 
     async def stop(self) -> None:
         self._stop_requested = True
@@ -109,10 +109,10 @@ class Lifecycle:
                 return
             self.state = State.STOPPED
             errors, cancelled = await self._stop_started()
-            log.debug("%s: stopped", self.name)
+            logger.debug("%s: stopped", self.name)
         if cancelled is not None:
             for error in errors:
-                log.error("%s: %s", self.name, error, exc_info=error)
+                logger.error("%s: %s", self.name, error, exc_info=error)
             raise cancelled
         if errors:
             raise ExceptionGroup(f"{self.name} did not stop cleanly", errors)
@@ -121,14 +121,14 @@ class Lifecycle:
         self.state = State.STOPPED
         errors, _ = await self._stop_started()
         for error in errors:
-            log.error("%s: undoing a failed start: %s", self.name, error, exc_info=error)
+            logger.error("%s: undoing a failed start: %s", self.name, error, exc_info=error)
 
     async def _stop_started(self) -> tuple[list[Exception], asyncio.CancelledError | None]:
         errors: list[Exception] = []
         cancelled: asyncio.CancelledError | None = None
         while self._started:
             name, component = self._started.pop()
-            log.debug("%s: stopping %s", self.name, name)
+            logger.debug("%s: stopping %s", self.name, name)
             try:
                 await component.stop()
             except asyncio.CancelledError as error:
@@ -226,7 +226,7 @@ class Tasks:
             error.add_note(f"in task {task.get_name()}")
             self._errors.append(error)
             return
-        log.error("task %s failed: %s", task.get_name(), error, exc_info=error)
+        logger.error("task %s failed: %s", task.get_name(), error, exc_info=error)
         if self._on_failure is not None:
             self._on_failure(task.get_name(), error)
 

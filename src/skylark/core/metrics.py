@@ -33,7 +33,7 @@ from typing import Final, Generic, Literal, TypeVar
 
 from skylark.core.errors import SkylarkError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 CHILD_COUNT_MAX: Final = 10_000
@@ -188,7 +188,7 @@ class Metric(Generic[Child]):
                 labels = _join_labels(constant, self.label_names, values)
                 lines.append(_sample(self.name, labels, value))
         except Exception:  # a broken callback must not take the whole scrape down
-            log.exception("metric %s is left out: its callback failed", self.name)
+            logger.exception("metric %s is left out: its callback failed", self.name)
             return []
         return lines
 
@@ -323,7 +323,7 @@ class Registry:
     def _overflowed(self, name: str) -> None:
         child = self._overflows.labels(name)
         if child.value == 0:
-            log.warning("metric %s reached its limit of label values; see %s", name, OVERFLOW)
+            logger.warning("metric %s reached its limit of label values; see %s", name, OVERFLOW)
         child.value += 1
 
 

@@ -24,7 +24,7 @@ from skylark.core.config import format_properties
 from skylark.core.errors import SkylarkError
 from skylark.core.names import Address, parse_address
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Set for a child: it reports errors only to its supervisor, and stops when its stdin ends.
 SUPERVISED: Final = "SKYLARK_SUPERVISED"
@@ -124,7 +124,7 @@ class BrokerProcess:
             async with self._clock.timeout(STOP_TIMEOUT_S):
                 await process.wait()
         except TimeoutError:
-            log.warning(
+            logger.warning(
                 "killing %s: it has not stopped within %.0f s; its next start recovers the store",
                 self.name, STOP_TIMEOUT_S,
             )  # fmt: skip
@@ -133,7 +133,7 @@ class BrokerProcess:
             await process.wait()
         await self._read_reason()
         if self._reason is not None:
-            log.error("%s failed during its stop, %s", self.name, self._reason)
+            logger.error("%s failed during its stop, %s", self.name, self._reason)
 
 
 def _signal_name(number: int) -> str:

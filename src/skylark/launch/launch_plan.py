@@ -34,7 +34,7 @@ from skylark.core.config import unknown_keys
 from skylark.core.errors import ConfigError
 from skylark.core.names import Address
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 NAMESRV_PORT: Final = 9876
 BROKER_PORT: Final = 10_911
@@ -217,11 +217,11 @@ def settings_of_file(properties: Mapping[str, str], path: Path) -> dict[str, str
     decided = sorted(key for key in properties if key in _DECIDED)
     if decided:
         shown = ", ".join(f"{key} ({_DECIDED[key]})" for key in decided)
-        log.warning("%s: ignoring settings that options determine: %s", path, shown)
+        logger.warning("%s: ignoring settings that options determine: %s", path, shown)
     unknown = unknown_keys(BrokerConfig, properties)
     for key, close in sorted(unknown.items()):
         meant = "" if close is None else f"; did you mean {close}?"
-        log.warning("%s: ignoring unknown setting %s%s", path, key, meant)
+        logger.warning("%s: ignoring unknown setting %s%s", path, key, meant)
     return {
         key: value
         for key, value in properties.items()

@@ -43,7 +43,7 @@ from skylark.launch.launch_plan import FRIENDLY, BrokerPlace, LaunchOptions, wit
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: How long the registration of brokers that are ready may take.
 REGISTERED_TIMEOUT_S: Final = 30.0
@@ -97,7 +97,7 @@ class Cluster:
     async def start(self) -> None:
         """Start all servers; raises ConfigError, StoreError, TransportError, BrokerDiedError."""
         changed = (f"{k}={v}" for k, v in FRIENDLY.items() if k not in self._options.settings)
-        log.info("settings other than Java's: %s", ", ".join(changed) or "none")
+        logger.info("settings other than Java's: %s", ", ".join(changed) or "none")
         try:
             await self._start_one(self._name_server, "--namesrv-port")
             if self._options.broker_count == 1 and not self._options.replica_count:
@@ -185,16 +185,16 @@ class Cluster:
                 failures = 0
             failures += 1
             delay_s = RESTART.pause_s(failures)
-            log.error("%s; starting it again in %.0f s", death.message, delay_s)
+            logger.error("%s; starting it again in %.0f s", death.message, delay_s)
             await self._clock.sleep(delay_s)
             try:
                 await child.start()
             except BrokerDiedError:
                 continue  # died() reports it
             except OSError as error:  # no memory or file handles: retry later
-                log.error("cannot start %s: %s", child.name, error)  # noqa: TRY400
+                logger.error("cannot start %s: %s", child.name, error)  # noqa: TRY400
                 continue
-            log.warning("started %s again, on %s", child.name, child.address)
+            logger.warning("started %s again, on %s", child.name, child.address)
 
     async def stop(self) -> None:
         """Stop the brokers, then the name server; raises the first error."""

@@ -43,7 +43,7 @@ from skylark.net.transport import Network, TcpNetwork
 from skylark.wire.catalogue import name_of
 from skylark.wire.command import Command
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 STOP_GRACE_S: Final = 3.0
 
@@ -166,9 +166,9 @@ class NameServer:
         await self._server.start(config.bind_address, config.listen_port)
         await self._liveness.start()
         if config.is_loopback:
-            log.info("name server listens on %s, this machine only (bindAddress)", self.address)
+            logger.info("name server listens on %s, this machine only (bindAddress)", self.address)
         else:
-            log.warning(
+            logger.warning(
                 "name server listens on %s, open to other machines without access control:"
                 " any client of this port can redirect producers and consumers",
                 self.address,

@@ -36,7 +36,7 @@ from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.fields import decode_ext
 from skylark.wire.headers import route as headers
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class NamesrvHandlers:
@@ -142,7 +142,7 @@ class NamesrvHandlers:
         header = decode_ext(headers.RegisterBrokerRequestHeader, request.ext)
         body = request.body or b""
         if header.body_crc32 != 0 and header.body_crc32 != register_body_crc(body):
-            log.warning("%r sent a damaged registration of %s", connection, header.broker_name)
+            logger.warning("%r sent a damaged registration of %s", connection, header.broker_name)
             return response_to(request, ResponseCode.SYSTEM_ERROR, "crc32 not match", ext={})
         content = decode_register_body(body, version=request.version, compressed=header.compressed)
         table = content.topic_config_serialize_wrapper
@@ -227,7 +227,7 @@ class NamesrvHandlers:
     def delete_topic(self, connection: Connection, request: Command) -> Command:
         """DELETE_TOPIC_IN_NAMESRV (216)."""
         header = decode_ext(headers.DeleteTopicFromNamesrvRequestHeader, request.ext)
-        log.info("%r deletes topic %s", connection, header.topic)
+        logger.info("%r deletes topic %s", connection, header.topic)
         self._tables.delete_topic(header.topic, header.cluster_name)
         return response_to(request, ResponseCode.SUCCESS)
 
@@ -235,7 +235,7 @@ class NamesrvHandlers:
         """WIPE_WRITE_PERM_OF_BROKER (205)."""
         header = decode_ext(headers.WipeWritePermOfBrokerRequestHeader, request.ext)
         count = self._tables.set_writable(header.broker_name, False)
-        log.info("%r disabled sends to %s, %d topics", connection, header.broker_name, count)
+        logger.info("%r disabled sends to %s, %d topics", connection, header.broker_name, count)
         return success(
             request, header=headers.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
         )
@@ -244,7 +244,7 @@ class NamesrvHandlers:
         """ADD_WRITE_PERM_OF_BROKER (327)."""
         header = decode_ext(headers.AddWritePermOfBrokerRequestHeader, request.ext)
         count = self._tables.set_writable(header.broker_name, True)
-        log.info("%r enabled sends to %s, %d topics", connection, header.broker_name, count)
+        logger.info("%r enabled sends to %s, %d topics", connection, header.broker_name, count)
         return success(
             request, header=headers.AddWritePermOfBrokerResponseHeader(add_topic_count=count)
         )
@@ -297,14 +297,14 @@ class NamesrvHandlers:
         """PUT_KV_CONFIG (100)."""
         header = decode_ext(headers.PutKVConfigRequestHeader, request.ext)
         self._kv.put(header.namespace, header.key, header.value)
-        log.info("%r puts %s in KV namespace %s", connection, header.key, header.namespace)
+        logger.info("%r puts %s in KV namespace %s", connection, header.key, header.namespace)
         return await self._save_kv(request)
 
     async def delete_kv(self, connection: Connection, request: Command) -> Command:
         """DELETE_KV_CONFIG (102)."""
         header = decode_ext(headers.DeleteKVConfigRequestHeader, request.ext)
         self._kv.delete(header.namespace, header.key)
-        log.info("%r deletes %s of KV namespace %s", connection, header.key, header.namespace)
+        logger.info("%r deletes %s of KV namespace %s", connection, header.key, header.namespace)
         return await self._save_kv(request)
 
     async def _save_kv(self, request: Command) -> Command:
@@ -347,7 +347,7 @@ class NamesrvHandlers:
             raise NoPermissionError(error.message) from error
         except ConfigError as error:
             raise BrokerError(str(error)) from error
-        log.info("%r changes settings: %s", connection, request.body)
+        logger.info("%r changes settings: %s", connection, request.body)
         self.config = config
         self._tables.reconfigure(config)
         return await _saved(request, self._config_file, self._encode_config)
@@ -360,7 +360,7 @@ async def _saved(request: Command, file: SavedFile, encode: Callable[[], bytes])
     try:
         await file.save(encode)
     except OSError as error:
-        log.exception("a change of request %s holds, but only until restart", request.code)
+        logger.exception("a change of request %s holds, but only until restart", request.code)
         return response_to(
             request,
             ResponseCode.SYSTEM_ERROR,

@@ -30,7 +30,7 @@ from skylark.wire.command import Command
 from skylark.wire.fields import encode_ext
 from skylark.wire.headers.route import NotifyMinBrokerIdChangeRequestHeader
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FIRST_SCAN_S: Final = 5.0
 NOTICE_TIMEOUT_S: Final = 0.3
@@ -78,7 +78,7 @@ class Liveness:
     def notify(self, notices: Iterable[MinBrokerChanged]) -> None:
         """Send notices; failures are only logged, because brokers find out later anyway."""
         for notice in notices:
-            log.info(
+            logger.info(
                 "the smallest broker id is now %d at %s; notifying %s",
                 notice.min_broker_id,
                 notice.min_broker_addr,
@@ -88,7 +88,7 @@ class Liveness:
                 try:
                     self._notices.spawn(self._send(address, notice), name=address)
                 except LifecycleError as error:
-                    log.warning("cannot notify %s: %s", address, error)
+                    logger.warning("cannot notify %s: %s", address, error)
 
     def _scan(self) -> None:
         for connection in self._tables.expire(self._clock.steady_ms()):
@@ -112,4 +112,4 @@ class Liveness:
         try:
             await self._client.oneway(address, request, NOTICE_TIMEOUT_S)
         except SkylarkError as error:
-            log.warning("cannot notify %s of the new smallest broker id: %s", address, error)
+            logger.warning("cannot notify %s of the new smallest broker id: %s", address, error)

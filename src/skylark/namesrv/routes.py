@@ -51,7 +51,7 @@ from skylark.wire.bodies.route_body import (
 )
 from skylark.wire.codes import Perm
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Refused registrations that are kept, of all brokers together (broker_registration, rule 1).
 EARLY_COUNT_MAX: Final = 1_000
@@ -98,7 +98,7 @@ class RouteTables:
         """Apply a registration; raises BrokerError if it is refused."""
         result = self._register(registration, now_ms)
         for early in self._take_early(registration):
-            log.info("registering topic %s, which came too early", next(iter(early.topics)))
+            logger.info("registering topic %s, which came too early", next(iter(early.topics)))
             result.topics_left_out += self._register(early, now_ms).topics_left_out
         return result
 
@@ -141,7 +141,7 @@ class RouteTables:
         live = self._live.get((registration.cluster, holder))
         if live is None or live.version.state_version <= registration.version.state_version:
             return False
-        log.warning(
+        logger.warning(
             "ignoring broker %s id %d at %s: %s has that id with the newer epoch %d",
             registration.broker_name,
             registration.broker_id,
@@ -209,7 +209,7 @@ class RouteTables:
     ) -> None:
         version, version_ms = known_version(live, registration, whole=whole, now_ms=now_ms)
         if live is None:
-            log.info(
+            logger.info(
                 "broker %s id %d of cluster %s registered at %s",
                 registration.broker_name,
                 registration.broker_id,
@@ -260,7 +260,7 @@ class RouteTables:
         """REGISTER_TOPIC_IN_NAMESRV: merge; nothing at all if one of the brokers is unknown."""
         for data in queue_datas:
             if data.broker_name not in self._brokers:
-                log.warning("ignoring topic %s of unknown broker %s", topic, data.broker_name)
+                logger.warning("ignoring topic %s of unknown broker %s", topic, data.broker_name)
                 return
         self._topics.announce_one(
             topic,
@@ -299,7 +299,7 @@ class RouteTables:
     def remove(self, cluster: str, broker_name: str, broker_addr: str, broker_id: int) -> bool:
         """Queue the removal of a broker; False when the queue is full."""
         if len(self._removals) >= self._config.un_register_broker_queue_capacity:
-            log.warning("cannot remove %s at %s: the queue is full", broker_name, broker_addr)
+            logger.warning("cannot remove %s at %s: the queue is full", broker_name, broker_addr)
             return False
         removal = Removal(
             cluster=cluster,
@@ -316,7 +316,7 @@ class RouteTables:
         self._early = [each for each in self._early if each.connection is not connection]
         for (cluster, addr), live in self._live.items():
             if live.connection is connection:
-                log.info("broker %s at %s lost its connection", live.broker_name, addr)
+                logger.info("broker %s at %s lost its connection", live.broker_name, addr)
                 self.remove(cluster, live.broker_name, addr, live.broker_id)
 
     def expire(self, now_ms: int) -> list[object]:
@@ -325,7 +325,9 @@ class RouteTables:
         for (cluster, addr), live in self._live.items():
             silent_ms = now_ms - live.last_update_ms
             if silent_ms > live.heartbeat_timeout_ms:
-                log.warning("broker %s at %s silent for %d ms", live.broker_name, addr, silent_ms)
+                logger.warning(
+                    "broker %s at %s silent for %d ms", live.broker_name, addr, silent_ms
+                )
                 connections.append(live.connection)
                 self.remove(cluster, live.broker_name, addr, live.broker_id)
         return connections
@@ -348,7 +350,7 @@ class RouteTables:
             broker = self._brokers.get(name)
             if broker is None or addr not in broker.broker_addrs.values():
                 continue  # another address has taken over its id
-            log.info("broker %s id %d at %s removed", name, removal.broker_id, addr)
+            logger.info("broker %s id %d at %s removed", name, removal.broker_id, addr)
             if removal.broker_id == min(broker.broker_addrs):
                 reduced[name] = addr
             else:

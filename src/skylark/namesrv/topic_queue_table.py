@@ -19,7 +19,7 @@ from skylark.wire.bodies.config import TopicQueueMappingInfo
 from skylark.wire.bodies.route_body import QueueData
 from skylark.wire.codes import Perm
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class TopicTable:
@@ -103,7 +103,7 @@ class TopicTable:
             and not on_brokers[name].overtook(registration, now_ms, whole=True)
         ]
         for topic in missing:
-            log.info("deleting topic %s of broker %s: its table lacks it", topic, name)
+            logger.info("deleting topic %s of broker %s: its table lacks it", topic, name)
             self.delete(topic, (name,))
 
     def announce_one(

@@ -45,7 +45,7 @@ from skylark.wire.command import SERIALIZE_JSON, Command
 from skylark.wire.exchange import OpaqueCounter
 from skylark.wire.header_binary import CODE_MAX
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: The timeout of a call that had less time than this is no sign of a dead connection.
 RETIRE_AFTER_TIMEOUT_S = 0.1
@@ -237,7 +237,7 @@ class RemotingClient:
         self._retired.discard(connection)
         self._let_go(address, connection)
         if error is not None:
-            log.info("%r lost: %s", connection, error)
+            logger.info("%r lost: %s", connection, error)
 
     def _retire(self, address: str, connection: Connection) -> None:
         """Send no new calls on ``connection``; close it when its last call has ended."""

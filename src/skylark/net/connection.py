@@ -50,7 +50,7 @@ from skylark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_JSON, Com
 from skylark.wire.exchange import OpaqueCounter
 from skylark.wire.message import pack_host
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Connection(asyncio.Protocol):
@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
         try:
             self._outbound.send(response)
         except LocalProtocolError as error:
-            log.exception("%r: the response to %s cannot be sent", self, request.code)
+            logger.exception("%r: the response to %s cannot be sent", self, request.code)
             discard(response)
             substitute = response_to(request, ResponseCode.SYSTEM_ERROR, str(error))
             substitute.serialize_type = self._serialize_type
@@ -293,7 +293,7 @@ class Connection(asyncio.Protocol):
         if link.active_at != self._idle_since:
             self._arm_idle_timer()
             return
-        log.info("%r idle for %.0f s, closing", self, self._limits.idle_timeout_s)
+        logger.info("%r idle for %.0f s, closing", self, self._limits.idle_timeout_s)
         if unsent_size:
             self.abort()  # close() would wait for the peer to read
         else:

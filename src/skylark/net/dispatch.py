@@ -45,7 +45,7 @@ from skylark.wire.command_codec import ShapedResponse, write
 if TYPE_CHECKING:
     from skylark.net.connection import Connection
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Later(enum.Enum):
@@ -321,5 +321,5 @@ def error_response(request: Command, error: BaseException) -> Command:
         return response_to(request, error.code, str(error))
     if isinstance(error, RemoteProtocolError):
         return response_to(request, ResponseCode.SYSTEM_ERROR, str(error))
-    log.error("request %s (opaque %s) failed", request.code, request.opaque, exc_info=error)
+    logger.error("request %s (opaque %s) failed", request.code, request.opaque, exc_info=error)
     return response_to(request, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")

@@ -50,7 +50,7 @@ from skylark.wire.frame import FrameBuffer
 if TYPE_CHECKING:
     from skylark.net.connection import Connection
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Chooses a byte filter by the first bytes; None for plain frames. May raise RemoteProtocolError.
 FirstBytes = Callable[["Connection", bytes], ByteFilter | None]
@@ -173,7 +173,7 @@ class Inbound:
             if command.flag & FLAG_RESPONSE:
                 self._share.frames_left -= 1
                 if not self._calls.settle(command):
-                    log.debug("%r: response %s matches no call", link, command.opaque)
+                    logger.debug("%r: response %s matches no call", link, command.opaque)
             else:
                 queue.append((command, arrived_at))
 
@@ -183,7 +183,7 @@ class Inbound:
         self._link.byte_filter = chooser(self._connection, data)
 
     def _fail(self, error: RemoteProtocolError) -> None:
-        log.warning("closing %r: %s", self._link, error)
+        logger.warning("closing %r: %s", self._link, error)
         self._outbound.close()
 
     # --- turns ----------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ class Inbound:
             self._dispatcher.tasks.discard(finished)
             self._inflight.size -= size
             if not finished.cancelled() and (error := finished.exception()) is not None:
-                log.error("a handler task of %r failed", self._link, exc_info=error)
+                logger.error("a handler task of %r failed", self._link, exc_info=error)
             self.go_on()
 
         task.add_done_callback(done)

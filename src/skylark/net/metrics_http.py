@@ -29,7 +29,7 @@ from skylark.core.clock import Clock, TimerHandle
 from skylark.core.metrics import CONTENT_TYPE, Registry
 from skylark.net.transport import Listener, Network
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 REQUEST_SIZE_MAX: Final = 8 * 1024
 EXCHANGE_SECONDS_MAX: Final = 10.0
@@ -75,7 +75,7 @@ class MetricsServer:
 
     async def start(self) -> None:
         self._listener = await self._network.listen(lambda: _Exchange(self), self._host, self._port)
-        log.info("serving metrics on http://%s:%s/metrics", *self.address)
+        logger.info("serving metrics on http://%s:%s/metrics", *self.address)
 
     async def stop(self) -> None:
         """Stop listening and abort open exchanges."""
@@ -93,7 +93,7 @@ class MetricsServer:
         try:
             return self._health()
         except Exception:
-            log.exception("the health check failed")
+            logger.exception("the health check failed")
             return "the health check failed"
 
     def enter(self, exchange: _Exchange) -> bool:

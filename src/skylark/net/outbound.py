@@ -31,7 +31,7 @@ from skylark.net.link import Link
 from skylark.net.write_queue import WriteQueue
 from skylark.wire.command import Command
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Outbound:
@@ -113,14 +113,14 @@ class Outbound:
             self.bytes_out += queue.write(transport, encode)
         except Exception:
             # These responses are lost: the peer must not wait for them.
-            log.exception("closing %r: its responses cannot be written", link)
+            logger.exception("closing %r: its responses cannot be written", link)
             self.abort()
             return
         unsent_size = transport.get_write_buffer_size()
         if not unsent_size:
             queue.sent()
         elif unsent_size > self._limits.write_buffer_max:
-            log.warning("closing %r: it does not read, %d bytes are unsent", link, unsent_size)
+            logger.warning("closing %r: it does not read, %d bytes are unsent", link, unsent_size)
             self.abort()
         elif unsent_size > self._limits.write_buffer_high and not self.paused:
             self.paused = True

@@ -23,7 +23,7 @@ from skylark.net.transport import Listener, Network
 from skylark.wire.command import SERIALIZE_JSON
 from skylark.wire.exchange import OpaqueCounter
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CloseListener = Callable[[Connection, Exception | None], None]
 
@@ -125,7 +125,7 @@ class RemotingServer:
         self.connections_refused += 1
         now = self._clock.monotonic()
         if now >= self._refusal_logged_at + REFUSAL_LINE_INTERVAL_S:
-            log.warning(
+            logger.warning(
                 "refusing %r: %d connections are open, the limit; %d refused so far",
                 connection, len(self.connections), self.connections_refused,
             )  # fmt: skip
@@ -139,7 +139,7 @@ class RemotingServer:
             try:
                 listener(connection, error)
             except Exception:
-                log.exception("%r: a close listener failed", connection)
+                logger.exception("%r: a close listener failed", connection)
 
     async def stop(self, grace_s: float = 3.0) -> None:
         """Stop accepting, let running handlers finish for at most ``grace_s``, then close."""
@@ -158,7 +158,7 @@ class RemotingServer:
                     await asyncio.wait([connection.closed for connection in self.connections])
         except TimeoutError:
             for connection in tuple(self.connections):
-                log.warning("aborting %r: the peer did not read its last bytes", connection)
+                logger.warning("aborting %r: the peer did not read its last bytes", connection)
                 connection.abort()
         await self._listener.wait_closed()
 
@@ -169,7 +169,7 @@ class RemotingServer:
                 while tasks:  # clients that do not know GO_AWAY continue to send requests
                     await asyncio.wait(tasks)
         except TimeoutError:
-            log.warning("%d requests did not finish within %.1f s", len(tasks), grace_s)
+            logger.warning("%d requests did not finish within %.1f s", len(tasks), grace_s)
 
     async def _cancel_tasks(self) -> None:
         """Cancel the remaining tasks. The connections are closing, so none is added."""
@@ -183,4 +183,4 @@ class RemotingServer:
                 await asyncio.wait(late)
         except TimeoutError:
             stubborn = sum(not task.done() for task in late)
-            log.warning("%d handlers did not end after they were cancelled", stubborn)
+            logger.warning("%d handlers did not end after they were cancelled", stubborn)

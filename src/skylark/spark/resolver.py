@@ -37,7 +37,7 @@ from skylark.spark.exactly_once.txn_log_records import (
 )
 from skylark.spark.sink.sink_client import SinkClient, open_client
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: How often to look for new brokers.
 BROKERS_INTERVAL_S: Final = 30.0
@@ -129,7 +129,7 @@ class Resolver:
             try:
                 await self.register_with_brokers()
             except SkylarkError as error:
-                log.warning("the resolver cannot register with new brokers: %s", error)
+                logger.warning("the resolver cannot register with new brokers: %s", error)
 
     async def register_with_brokers(self) -> None:
         """Send a heartbeat to every master, new ones included."""
@@ -153,7 +153,7 @@ class Resolver:
         except NotFoundError:
             outcome = Outcome.UNKNOWN
         except SkylarkError as error:
-            log.warning("cannot read the log to decide half message %s: %s", text, error)
+            logger.warning("cannot read the log to decide half message %s: %s", text, error)
             outcome = Outcome.UNKNOWN
         self.answers[outcome] += 1
         return STATES[outcome]
@@ -175,7 +175,7 @@ async def resolve_forever(
             await resolver.start()
             break
         except SkylarkError as error:
-            log.warning("the resolver cannot start yet: %s", error)
+            logger.warning("the resolver cannot start yet: %s", error)
             await clock.sleep(RETRY_S)
     if on_ready is not None:
         on_ready()

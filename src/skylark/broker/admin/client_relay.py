@@ -51,7 +51,7 @@ from skylark.wire.headers.client_header import (
 )
 from skylark.wire.headers.offset import GetConsumerStatusRequestHeader
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S: Final = 10.0
 STATUS_TIMEOUT_S: Final = 5.0
@@ -162,7 +162,7 @@ async def _status_of(
             return None
         return decode_body(GetConsumerStatusBody, answer.body).message_queue_table
     except (TransportError, RemoteProtocolError) as error:
-        log.warning("%s does not report its offsets: %s", channel, error)
+        logger.warning("%s does not report its offsets: %s", channel, error)
         return None
 
 

@@ -47,7 +47,7 @@ from skylark.wire.headers.ha import (
     GetAllSubscriptionGroupResponseHeader,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class GroupHandlers:
@@ -101,7 +101,7 @@ class GroupHandlers:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200)."""
         requested = decode_body(SubscriptionGroupConfig, request.body or b"")
         self._groups.update(requested)
-        log.info("%r set group %s", connection, requested.group_name)
+        logger.info("%r set group %s", connection, requested.group_name)
         await until_saved(self._saved.groups)
         return success(request)
 
@@ -109,7 +109,7 @@ class GroupHandlers:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225)."""
         requested = decode_body(SubscriptionGroupList, request.body or b"").group_config_list
         self._groups.update_all(requested)
-        log.info("%r set %d groups", connection, len(requested))
+        logger.info("%r set %d groups", connection, len(requested))
         await until_saved(self._saved.groups)
         return success(request)
 
@@ -117,7 +117,7 @@ class GroupHandlers:
         """DELETE_SUBSCRIPTIONGROUP (207)."""
         header = decode_ext(DeleteSubscriptionGroupRequestHeader, request.ext)
         if self._groups.delete(header.group_name):
-            log.info("%r deleted group %s", connection, header.group_name)
+            logger.info("%r deleted group %s", connection, header.group_name)
             self._group_deleted(header.group_name)
         if header.clean_offset:
             self._offsets.remove_group(header.group_name)

@@ -40,7 +40,7 @@ from skylark.wire.fastjson import encode_body
 from skylark.wire.fields import decode_ext, encode_ext
 from skylark.wire.headers.offset import CloneGroupOffsetRequestHeader, ResetOffsetRequestHeader
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class ResetHandlers:
@@ -72,7 +72,7 @@ class ResetHandlers:
     async def reset(self, connection: Connection, request: Command) -> Command:
         """INVOKE_BROKER_TO_RESET_OFFSET (222)."""
         header = decode_ext(ResetOffsetRequestHeader, request.ext)
-        log.info("%r resets %s of group %s", connection, header.topic, header.group)
+        logger.info("%r resets %s of group %s", connection, header.topic, header.group)
         if self._live.current.use_server_side_reset_offset:
             offsets = self._reset_here(header)
             self._saved.offsets.mark()
@@ -130,7 +130,7 @@ class ResetHandlers:
             try:
                 member.channel.peer.oneway(command)
             except TransportError as error:
-                log.warning("cannot send the reset to %s: %s", member.channel, error)
+                logger.warning("cannot send the reset to %s: %s", member.channel, error)
         return offsets
 
     def _wanted_offsets(self, header: ResetOffsetRequestHeader) -> dict[MessageQueue, int]:
@@ -167,7 +167,7 @@ class ResetHandlers:
         if not header.offline and online is not None and online.subscriptions:
             known = [t for t in known if self._consumers.subscription(source, t) is not None]
         self._offsets.clone(source, target, known)
-        log.info("%r copied the offsets of %s to %s: %s", connection, source, target, known)
+        logger.info("%r copied the offsets of %s to %s: %s", connection, source, target, known)
         self._saved.offsets.mark()
         await until_saved(self._saved.offsets)
         return success(request)

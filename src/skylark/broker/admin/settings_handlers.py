@@ -24,7 +24,7 @@ from skylark.wire.command import Command
 from skylark.wire.fastjson import encode_body
 from skylark.wire.headers.admin import GetBrokerConfigResponseHeader
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class SettingsHandlers:
@@ -58,7 +58,7 @@ class SettingsHandlers:
         """UPDATE_BROKER_CONFIG (25): all of it or nothing."""
         if not request.body:
             return success(request)
-        log.info("%r changes settings", connection)
+        logger.info("%r changes settings", connection)
         try:
             change = self._live.update(request.body, self._clock.now_ms())
         except ReadOnlySettingError as error:
@@ -73,7 +73,7 @@ class SettingsHandlers:
         try:
             await self._file.save()
         except StoreError as error:
-            log.warning("cannot save the settings, they hold until restart: %s", error)
+            logger.warning("cannot save the settings, they hold until restart: %s", error)
             raise not_saved(error) from error
         return success(request)
 

@@ -27,7 +27,7 @@ from skylark.store.message_store import MessageStore
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Queues per turn of the event loop.
 QUEUES_PER_TURN: Final = 256
@@ -60,7 +60,7 @@ class CleaningHandlers:
             deleted += is_deleted
             if is_deleted or number % QUEUES_PER_TURN == 0:
                 await self._clock.sleep(0)
-        log.info("%r deleted %d queues without messages", connection, deleted)
+        logger.info("%r deleted %d queues without messages", connection, deleted)
         return success(request)
 
     async def clean_unused_topics(self, connection: Connection, request: Command) -> Command:
@@ -70,7 +70,7 @@ class CleaningHandlers:
                 continue
             if topic.startswith(LMQ_PREFIX):  # light queues have no topic configuration
                 continue
-            log.info("%r deletes the queues of %s, which is not a topic", connection, topic)
+            logger.info("%r deletes the queues of %s, which is not a topic", connection, topic)
             try:
                 self._store.delete_topic(topic)
             except StoreError as error:
@@ -80,6 +80,6 @@ class CleaningHandlers:
 
     def delete_expired_files(self, connection: Connection, request: Command) -> Command:
         """DELETE_EXPIRED_COMMITLOG (329)."""
-        log.info("%r requests the deletion of expired files", connection)
+        logger.info("%r requests the deletion of expired files", connection)
         self._store.retention.request_deletion()
         return success(request)

@@ -37,7 +37,7 @@ from skylark.wire.headers.admin import (
 )
 from skylark.wire.headers.ha import GetAllTopicConfigRequestHeader, GetAllTopicConfigResponseHeader
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class TopicHandlers:
@@ -100,14 +100,14 @@ class TopicHandlers:
             order=header.order,
         )
         if self._topics.update(requested, header.attributes or ""):
-            log.info("%r set topic %s", connection, header.topic)
+            logger.info("%r set topic %s", connection, header.topic)
         return await self._saved_and_announced(request)
 
     async def update_list(self, connection: Connection, request: Command) -> Command:
         """UPDATE_AND_CREATE_TOPIC_LIST (18)."""
         requested = decode_body(CreateTopicListRequestBody, request.body or b"").topic_config_list
         if self._topics.update_all(requested):
-            log.info("%r set %d topics", connection, len(requested))
+            logger.info("%r set %d topics", connection, len(requested))
         return await self._saved_and_announced(request)
 
     async def _saved_and_announced(self, request: Command) -> Command:
@@ -125,7 +125,7 @@ class TopicHandlers:
             self._offsets.remove_topic(name)
         self._delete_queues(gone)
         if existed:
-            log.info("%r deleted topic %s", connection, topic)
+            logger.info("%r deleted topic %s", connection, topic)
         self._saved.offsets.mark()
         await until_saved(self._saved.topics, self._saved.offsets)
         return success(request)

@@ -61,7 +61,7 @@ from skylark.wire.properties import (
     without_property,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SLICE_S: Final = 0.005
 SLICE_COUNT_MAX: Final = 200
@@ -194,7 +194,7 @@ class ScheduleService:
 
         self._store.when_all_on_disk(finish)
         if await flushed is not PutStatus.PUT_OK:
-            log.warning("cannot flush delivered messages: the next start may deliver them again")
+            logger.warning("cannot flush delivered messages: the next start may deliver them again")
 
     def arrived(self, arrival: Arrival) -> None:
         """Handle a message that has arrived in the schedule topic."""
@@ -235,7 +235,7 @@ class ScheduleService:
         try:
             pause_s = self._deliver_due(lane)
         except Exception:
-            log.exception("delay level %d failed and pauses", progress.level)
+            logger.exception("delay level %d failed and pauses", progress.level)
             pause_s = RETRY_AFTER_ERROR_S
         progress.mark(self._store.log.files.flushed_where)
         self._levels.count_progress(
@@ -275,7 +275,7 @@ class ScheduleService:
         count = progress.keep_within(queue.min_offset, queue.max_offset)
         if count:
             self.skipped_count += count
-            log.error(
+            logger.error(
                 "retention deleted %d messages of delay level %d before they were delivered",
                 count,
                 progress.level,
@@ -299,21 +299,21 @@ class ScheduleService:
             self._count(draft.topic, result)
             if lane.failing:
                 lane.failing = False
-                log.info("delay level %d delivers again", lane.progress.level)
+                logger.info("delay level %d delivers again", lane.progress.level)
             return True
         if result.status in NEVER_STORED:
             self._writer.uncopied.add("delivery", log_offset, draft.topic, result.status)
             return self._skip(lane)
         if not lane.failing:
             lane.failing = True
-            log.warning(
+            logger.warning(
                 "delay level %d cannot store a message: %s", lane.progress.level, result.status.name
             )
         return False
 
     def _log_and_skip(self, lane: _Lane, log_offset: int, reason: str) -> bool:
         progress = lane.progress
-        log.error(
+        logger.error(
             "skipped message %d of delay level %d, at log offset %d: %s",
             progress.next_offset,
             progress.level,

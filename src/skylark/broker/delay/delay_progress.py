@@ -32,7 +32,7 @@ from typing import Final, NamedTuple
 from skylark.store.config_tables import DelayOffsetTable
 from skylark.wire.bodies.common_body import DataVersion
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Marks per level; further progress is added to the newest one.
 MARKS_MAX: Final = 64
@@ -70,7 +70,9 @@ class DelayLevel:
         """Continue where the last run ended, within the offsets of the queue."""
         within = min(max(offset, min_offset), max_offset)
         if within != offset:
-            log.warning("delay level %d continues at %d instead of %d", self.level, within, offset)
+            logger.warning(
+                "delay level %d continues at %d instead of %d", self.level, within, offset
+            )
         self.next_offset = self._safe_offset = within
 
     def keep_within(self, min_offset: int, max_offset: int) -> int:
@@ -140,7 +142,7 @@ class DelayLevels:
             self.version = table.data_version
         for level in sorted(queue_id + 1 for queue_id in queue_ids):
             if level not in self.by_level:
-                log.warning("delay level %d has messages, but is not configured", level)
+                logger.warning("delay level %d has messages, but is not configured", level)
                 self.by_level[level] = DelayLevel(level, None)
         for level, progress in self.by_level.items():
             min_offset, max_offset = bounds(progress.queue_id)

@@ -31,7 +31,7 @@ from skylark.store.timer.timer_store import TimerStore
 from skylark.wire import properties as names
 from skylark.wire.message import MessageRecord, RecordError, decode_record
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TRIES_MAX: Final = 3
 _QUEUE_ID_DIGITS_MAX: Final = 9
@@ -86,7 +86,9 @@ class Delivery:
             try:
                 record = decode_record(lease.view, log_start=log_offset)
             except RecordError as error:
-                log.warning("cannot read the timed message at log offset %s: %s", log_offset, error)
+                logger.warning(
+                    "cannot read the timed message at log offset %s: %s", log_offset, error
+                )
                 return None
         return record if record.total_size == size else None
 
@@ -97,7 +99,7 @@ class Delivery:
         """
         record = self.record(unit.log_offset, unit.size)
         if record is None:
-            log.warning(
+            logger.warning(
                 "a timed message was deleted before it was due: log offset %s", unit.log_offset
             )
             return Outcome.DROPPED
@@ -134,13 +136,13 @@ class Delivery:
             topic = properties.get(names.PROPERTY_REAL_TOPIC, "")
             text = properties.get(names.PROPERTY_REAL_QID, "")
             if not topic or not text.isdecimal() or len(text) > _QUEUE_ID_DIGITS_MAX:
-                log.warning(
+                logger.warning(
                     "dropped the timed message at log offset %s: it has no destination",
                     record.log_offset,
                 )
                 return Outcome.DROPPED
             if topic in NO_DESTINATIONS:
-                log.warning(
+                logger.warning(
                     "dropped the timed message at log offset %s: %s is not allowed",
                     record.log_offset,
                     topic,
@@ -150,7 +152,9 @@ class Delivery:
         try:
             result = self._writer.put_own(copy_of(record, topic, queue_id), properties)
         except BrokerError as error:  # its delay level is no number
-            log.warning("dropped the timed message at log offset %s: %s", record.log_offset, error)
+            logger.warning(
+                "dropped the timed message at log offset %s: %s", record.log_offset, error
+            )
             return Outcome.DROPPED
         if result.status.stored:
             self._stats.put(topic, 1, result.size, is_system=is_system_topic(topic))
@@ -171,7 +175,7 @@ class Delivery:
         is_skipped = status is PutStatus.UNKNOWN_ERROR and settings.timer_skip_unknown_error
         if not is_skipped and (settings.timer_enable_retry_until_success or tries < TRIES_MAX):
             return Outcome.FAILED
-        log.error(
+        logger.error(
             "dropped a timed message for %s after %s tries: %s (log offset %s)",
             topic, tries, status.name, log_offset,
         )  # fmt: skip

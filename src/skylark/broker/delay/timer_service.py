@@ -56,7 +56,7 @@ from skylark.wire import properties as names
 from skylark.wire.layout import CQ_ENTRY
 from skylark.wire.message import MessageRecord
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PLACED_PER_TURN: Final = 100
 DELIVERED_PER_TURN: Final = 50
@@ -182,7 +182,7 @@ class TimerService:
         try:
             await self._finish_slot()
         except StoreError as error:
-            log.error("cannot finish the current slot, the next start repeats it: %s", error)  # noqa: TRY400
+            logger.error("cannot finish the current slot, the next start repeats it: %s", error)  # noqa: TRY400
 
     def save(self) -> None:
         """Save the state and close the files; in any thread.
@@ -200,7 +200,7 @@ class TimerService:
                     timer.write(snapshot)
                     timer.end_write(snapshot)
         except StoreError as error:
-            log.error("cannot save the state of the timer: %s", error)  # noqa: TRY400
+            logger.error("cannot save the state of the timer: %s", error)  # noqa: TRY400
         finally:
             timer.close()
 
@@ -211,7 +211,9 @@ class TimerService:
             self._wait_until = 0.0
             self._deliver_some()
             if self._wait_until or self._clock.monotonic() > deadline:
-                log.warning("cannot finish slot %s, the next start repeats it", self._walk.time_ms)
+                logger.warning(
+                    "cannot finish slot %s, the next start repeats it", self._walk.time_ms
+                )
                 return
             await yield_once()
 
@@ -233,7 +235,7 @@ class TimerService:
                 more = self._place_some()
                 more |= self._deliver_some()
             except StoreError as error:
-                log.error("the timer failed and will retry: %s", error)  # noqa: TRY400
+                logger.error("the timer failed and will retry: %s", error)  # noqa: TRY400
                 self._hold(RETRY_S)
                 more = False
             self._flush_later()
@@ -283,7 +285,7 @@ class TimerService:
             return False
         timer = self.timer
         if timer.queue_offset < queue.min_offset:
-            log.warning(
+            logger.warning(
                 "retention deleted timed messages %s to %s before they were placed",
                 timer.queue_offset,
                 queue.min_offset,
@@ -308,7 +310,7 @@ class TimerService:
         text = properties.get(names.PROPERTY_TIMER_OUT_MS, "")
         real_topic = properties.get(names.PROPERTY_REAL_TOPIC)
         if not text.isdecimal() or len(text) > 18 or real_topic is None:
-            log.warning(
+            logger.warning(
                 "skipped message %s of the timer topic: it has no time or no topic", queue_offset
             )
             return True
@@ -414,7 +416,7 @@ class TimerService:
         try:
             await self._write(snapshot)
         except StoreFileError as error:
-            log.warning("cannot save the state of the timer: %s", error)
+            logger.warning("cannot save the state of the timer: %s", error)
         self._is_flushing = False
         self._flush_later()
 
@@ -434,7 +436,7 @@ class TimerService:
         try:
             self.timer.delete_expired(self._store.log.min_offset, self._clock.monotonic())
         except StoreError as error:
-            log.warning("cannot delete an expired timer log file: %s", error)
+            logger.warning("cannot delete an expired timer log file: %s", error)
         self.wake()
 
     # ---- reading ---------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from skylark.wire.command import Command
 from skylark.wire.fields import encode_ext
 from skylark.wire.headers.admin import ConsumerGroupRequestHeader
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SCAN_INTERVAL_S: Final = 10.0
 
@@ -162,4 +162,4 @@ def _send(notice: GroupNotice) -> None:
         try:
             peer.oneway(request)  # encodes it at once: the next one can have the same object
         except ConnectionClosedError as error:
-            log.debug("consumer group %s: %s", notice.group, error)
+            logger.debug("consumer group %s: %s", notice.group, error)

@@ -34,7 +34,7 @@ from skylark.filter.sql_eval import SqlFilter, compile_sql
 from skylark.store import config_tables
 from skylark.wire.bodies.heartbeat import SubscriptionData
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SQL92: Final = "SQL92"
 DEAD_KEPT_MS: Final = 24 * 3_600_000
@@ -99,7 +99,7 @@ class ConsumerFilterTable:
         for group, filters in list(self._groups.items()):
             for topic, found in list(filters.items()):
                 if found.is_dead and now_ms - found.dead_ms >= dead_kept_ms:
-                    log.info("removed the dead filter of %s on %s", group, topic)
+                    logger.info("removed the dead filter of %s on %s", group, topic)
                     del filters[topic]
             if not filters:
                 del self._groups[group]
@@ -146,19 +146,19 @@ class ConsumerFilterTable:
                 return
         sql = _compiled(group, topic, data.expression_type, data.sub_string)
         if sql is not None:
-            log.info("filter of %s on %s is now: %s", group, topic, sql.text)
+            logger.info("filter of %s on %s is now: %s", group, topic, sql.text)
             self._groups.setdefault(group, {})[topic] = ConsumerFilter(
                 group=group, topic=topic, sql=sql, client_version=version, born_ms=now_ms
             )
         elif old is not None:
-            log.warning("removed the filter of %s on %s: the new one is invalid", group, topic)
+            logger.warning("removed the filter of %s on %s: the new one is invalid", group, topic)
             del self._groups[group][topic]
             if not self._groups[group]:
                 del self._groups[group]
 
     def _mark_dead(self, found: ConsumerFilter, now_ms: int) -> None:
         if not found.is_dead:
-            log.info("filter of %s on %s is dead", found.group, found.topic)
+            logger.info("filter of %s on %s is dead", found.group, found.topic)
             # If the clock was set back, the filter must still count as dead.
             found.dead_ms = max(now_ms, found.born_ms)
 
@@ -182,10 +182,10 @@ class ConsumerFilterTable:
 def _compiled(group: str, topic: str, kind: str | None, expression: str) -> SqlFilter | None:
     # At debug level: each heartbeat repeats it, and the client gets 23 or 27.
     if kind != SQL92:
-        log.debug("filter of %s on %s: the type %s is unknown", group, topic, kind)
+        logger.debug("filter of %s on %s: the type %s is unknown", group, topic, kind)
         return None
     try:
         return compile_sql(expression)
     except FilterSyntaxError as error:
-        log.debug("filter of %s on %s: %s", group, topic, error)
+        logger.debug("filter of %s on %s: %s", group, topic, error)
         return None

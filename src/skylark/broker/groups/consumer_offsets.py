@@ -51,7 +51,7 @@ from skylark.store.message_store import MessageStore
 from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.slave_sync_body import ConsumerOffsetSerializeWrapper
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Queues for which one group can have offsets of one topic.
 QUEUE_COUNT_MAX: Final = 65_536
@@ -102,7 +102,7 @@ class OffsetTable:
         if old is None:
             _check_room(offsets, topic, group)
         elif offset < old:
-            log.info("%s queue %s goes back from %s to %s", key, queue_id, old, offset)
+            logger.info("%s queue %s goes back from %s to %s", key, queue_id, old, offset)
         if offset != old:
             offsets[queue_id] = offset
             self.change_count += 1
@@ -114,7 +114,7 @@ class OffsetTable:
     def commit_of_client(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """UPDATE_CONSUMER_OFFSET (15); False: ignored, because a reset is pending."""
         if self.has_reset(group, topic, queue_id):
-            log.info(
+            logger.info(
                 "ignored a commit of %s by %s, queue %s: reset pending",
                 topic,
                 group,
@@ -240,7 +240,7 @@ class OffsetTable:
         key = f"{topic}@{group}"
         for queue_id, offset in offsets.items():
             if queue_id < 0 or offset < 0:
-                log.warning("%s: queue %s cannot be reset to %s", key, queue_id, offset)
+                logger.warning("%s: queue %s cannot be reset to %s", key, queue_id, offset)
                 continue
             committed = self._committed.setdefault(key, {})
             if queue_id not in committed:
@@ -248,7 +248,7 @@ class OffsetTable:
             self._resets.setdefault(key, {})[queue_id] = offset
             committed[queue_id] = offset
             self.change_count += 1
-        log.info("reset %s to %s", key, dict(offsets))
+        logger.info("reset %s to %s", key, dict(offsets))
 
     def clone(self, source: str, target: str, topics: Iterable[str]) -> None:
         """Copy the offsets of one group to another (314)."""

@@ -47,7 +47,7 @@ from skylark.wire.bodies.heartbeat import (
     SubscriptionData,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: How long a subscription that came with a pull is remembered after the last such pull.
 COMPENSATION_MS: Final = 600_000
@@ -137,11 +137,11 @@ class ConsumerGroup:
         if member is None:
             self.members[channel.peer] = Member(channel=channel, last_update_ms=now_ms)
             self._client_ids = None
-            log.info("consumer group %s: %s joined", self.name, channel)
+            logger.info("consumer group %s: %s joined", self.name, channel)
             return True
         if member.channel.client_id != channel.client_id:
             self._client_ids = None
-            log.warning(
+            logger.warning(
                 "consumer group %s: %s is now %s", self.name, member.channel, channel.client_id
             )
         member.channel = channel
@@ -161,12 +161,12 @@ class ConsumerGroup:
             topics.add(data.topic)
             old = self.subscriptions.get(data.topic)
             if old is None:
-                log.info("consumer group %s: topic %s added", self.name, data.topic)
+                logger.info("consumer group %s: topic %s added", self.name, data.topic)
                 changed = True
             if old is None or data.sub_version > old.sub_version:
                 self.subscriptions[data.topic] = data
         for topic in self.subscriptions.keys() - topics:
-            log.info("consumer group %s: topic %s removed", self.name, topic)
+            logger.info("consumer group %s: topic %s removed", self.name, topic)
             del self.subscriptions[topic]
             changed = True
         return changed
@@ -324,7 +324,7 @@ class ConsumerTable:
                 if now_ms - member.last_update_ms > self.channel_expired_ms
             ]
             for channel in silent:
-                log.warning(
+                logger.warning(
                     "consumer group %s: %s sent no heartbeat for too long", group.name, channel
                 )
                 self._take_out(group, channel.peer)
@@ -454,7 +454,7 @@ class ConsumerTable:
             group = self._groups.get(name)
             if group is None or peer not in group.members:
                 continue
-            log.info("consumer group %s: %s left", name, group.members[peer].channel)
+            logger.info("consumer group %s: %s left", name, group.members[peer].channel)
             self._take_out(group, peer)
             if not group.members:
                 groups_gone.append(name)

@@ -25,7 +25,7 @@ from skylark.broker.groups.client_channel import CHANNEL_EXPIRED_MS, ClientChann
 from skylark.core.names import INTERNAL_PRODUCER_GROUPS
 from skylark.wire.bodies.admin_body import ProducerConnection, ProducerInfo, ProducerTableInfo
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 GROUPS_PER_PEER_MAX: Final = 10_000
 GROUP_NAME_LENGTH_MAX: Final = 255
@@ -89,13 +89,13 @@ class ProducerTable:
             if len(client.groups) >= GROUPS_PER_PEER_MAX or len(group_name) > GROUP_NAME_LENGTH_MAX:
                 if not client.has_too_many:
                     client.has_too_many = True
-                    log.warning(
+                    logger.warning(
                         "%s: skipped producer groups, too many or too long names",
                         channel,
                     )
                 return False
             client.groups.add(group_name)
-            log.log(_level(group_name), "producer group %s: %s joined", group_name, channel)
+            logger.log(_level(group_name), "producer group %s: %s joined", group_name, channel)
         group = self._groups.get(group_name)
         if group is None:
             group = self._groups[group_name] = _Group()
@@ -106,7 +106,7 @@ class ProducerTable:
         """A client leaves one group (35)."""
         client = self._clients.get(peer)
         if client is not None and group_name in client.groups:
-            log.log(_level(group_name), "producer group %s: %s left", group_name, client.channel)
+            logger.log(_level(group_name), "producer group %s: %s left", group_name, client.channel)
             self._remove(group_name, client)
 
     def channel_closed(self, peer: Peer) -> None:
@@ -125,7 +125,7 @@ class ProducerTable:
             if now_ms - heard_ms > self.channel_expired_ms
         ]
         for group_name, client in silent:
-            log.warning(
+            logger.warning(
                 "producer group %s: %s sent no heartbeat for too long", group_name, client.channel
             )
             self._remove(group_name, client)

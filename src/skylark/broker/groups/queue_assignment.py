@@ -38,7 +38,7 @@ from skylark.wire.bodies.pop_body import (
     SetMessageRequestModeRequestBody,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Share: TypeAlias = Callable[[Sequence[MessageQueue], int, int], list[MessageQueue]]
 
@@ -117,7 +117,7 @@ class AssignmentService:
         if self._groups.find(group) is None:
             raise SubscriptionGroupNotExistError("subscription group does not exist")
         self._modes.set(mode)
-        log.info(
+        logger.info(
             "%r set that group %s gets the messages of %s by %s", peer, group, topic, mode.mode
         )
         self._modes_saved.mark()

@@ -27,7 +27,7 @@ from skylark.core.clock import Clock
 from skylark.wire.bodies.admin_body import QueueLock
 from skylark.wire.bodies.common_body import MessageQueue
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LOCK_EXPIRED_MS: Final = 60_000
 LOCK_COUNT_MAX: Final = 100_000
@@ -67,10 +67,10 @@ class QueueLocks:
                     continue
                 locks[queue] = _Lock(client_id, now_ms)
                 self._count += 1
-                log.info("group %s: %s locked %s", group, client_id, queue)
+                logger.info("group %s: %s locked %s", group, client_id, queue)
             elif lock.client_id == client_id or not lock.is_live(now_ms):
                 if lock.client_id != client_id:
-                    log.warning(
+                    logger.warning(
                         "group %s: %s locked %s, which %s had not renewed",
                         group,
                         client_id,
@@ -83,7 +83,7 @@ class QueueLocks:
                 continue
             held.append(queue)
         if refused_count:
-            log.warning(
+            logger.warning(
                 "group %s: refused %d locks of %s, the table is full",
                 group,
                 refused_count,
@@ -102,7 +102,7 @@ class QueueLocks:
             if lock is not None and lock.client_id == client_id:
                 del locks[queue]
                 self._count -= 1
-                log.info("group %s: %s unlocked %s", group, client_id, queue)
+                logger.info("group %s: %s unlocked %s", group, client_id, queue)
         self._drop_if_empty(group)
 
     def sweep(self, now_ms: int) -> None:

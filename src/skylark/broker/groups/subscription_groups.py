@@ -45,7 +45,7 @@ from skylark.wire.bodies.config import (
 )
 from skylark.wire.bodies.slave_sync_body import SubscriptionGroupWrapper
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _READ_BAN: Final = 1 << 2
 _EXPONENT_MAX: Final = 32
@@ -92,11 +92,11 @@ class GroupTable:
         if not allowed or names.group_problem(group) is not None:
             return None
         if len(self._groups) >= config.group_count_max:
-            log.warning("cannot create group %s: %s", group, self._limit_text)
+            logger.warning("cannot create group %s: %s", group, self._limit_text)
             return None
         created = SubscriptionGroupConfig(group_name=group)
         self._groups[group] = created
-        log.info("created group %s for its first consumer", group)
+        logger.info("created group %s for its first consumer", group)
         self._changed()
         return created
 
@@ -127,7 +127,7 @@ class GroupTable:
         if len(self._groups.keys() | staged.keys()) > self._live.current.group_count_max:
             raise BrokerError(f"too many groups: {self._limit_text}")
         if requested:
-            log.info("set groups: %s", ", ".join(staged))
+            logger.info("set groups: %s", ", ".join(staged))
             self._groups.update(staged)
             self._changed(len(requested))
 
@@ -136,7 +136,7 @@ class GroupTable:
         banned = self._bans.pop(group, None) is not None
         existed = self._groups.pop(group, None) is not None
         if existed or banned:
-            log.info("deleted group %s", group)
+            logger.info("deleted group %s", group)
             self._changed()
         return existed
 
@@ -144,7 +144,7 @@ class GroupTable:
         """Set ``consumeEnable`` to false, until an administrator sets it again."""
         found = self._groups.get(group)
         if found is not None and found.consume_enable:
-            log.warning("set consumeEnable=false for group %s: it is too far behind", group)
+            logger.warning("set consumeEnable=false for group %s: it is too far behind", group)
             self._groups[group] = msgspec.structs.replace(found, consume_enable=False)
             self._changed()
 
@@ -163,7 +163,7 @@ class GroupTable:
         bans = self._bans.setdefault(group, {})
         if len(bans) >= self._live.current.topic_count_max and topic not in bans:
             raise BrokerError(f"too many bans of group {group}: {len(bans)}")
-        log.info("group %s may%s read %s", group, "" if readable else " not", topic)
+        logger.info("group %s may%s read %s", group, "" if readable else " not", topic)
         bits = max(0, bans.get(topic, 0)) ^ _READ_BAN
         if bits:
             bans[topic] = bits

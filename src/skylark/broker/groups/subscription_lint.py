@@ -27,7 +27,7 @@ from skylark.filter.tag import SUBSCRIBE_ALL, parse_tags
 from skylark.wire.bodies.admin_body import SubscriptionConflict, SubscriptionSide
 from skylark.wire.bodies.heartbeat import SubscriptionData
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TAG: Final = "TAG"
 
@@ -96,7 +96,7 @@ class SubscriptionLint:
         other = next(signature for signature in self._agreeing if signature != new)
         conflicts = _compare({side: self._agreeing[side] for side in (other, new)})
         more = len(conflicts) - TOPICS_LOGGED_MAX
-        log.warning(
+        logger.warning(
             "consumer group %s: members subscribe differently, the last heartbeat wins and"
             " messages may be skipped; give each application its own group: %s%s",
             self._group,

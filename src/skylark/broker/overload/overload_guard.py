@@ -62,7 +62,7 @@ from skylark.net.dispatch import OVERLOAD_REMARK
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Ts = TypeVarTuple("Ts")
 
@@ -336,7 +336,7 @@ class OverloadGuard:
         """Record the time of an append, on the clock of this guard."""
         if ended_at - began_at > self._append_limit_s:
             self._stall_ended_at = ended_at
-            log.warning("an append took %d ms", round((ended_at - began_at) * 1000))
+            logger.warning("an append took %d ms", round((ended_at - began_at) * 1000))
 
     # --- inside ---
 
@@ -374,7 +374,7 @@ class OverloadGuard:
         waited_ms = round((now - arrived_at) * 1000)
         if now - self._log_at >= LOG_INTERVAL_S:
             self._log_at = now
-            log.warning(
+            logger.warning(
                 "overload: refused a request (code %d) that waited for %d ms", code, waited_ms
             )
         if family is Family.SEND and arrived_at < self._stall_ended_at:
@@ -446,7 +446,7 @@ class SlowGroupWatch:
             return
         size_max = config.consumer_fallbehind_threshold
         for slow in groups_too_far_behind(self._stats.queue_gets, size_max):
-            log.warning(
+            logger.warning(
                 "group %s is %d bytes behind on queue %d of %s",
                 slow.group,
                 slow.behind_size,

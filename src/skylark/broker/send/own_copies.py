@@ -33,7 +33,7 @@ from skylark.core.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC,
 from skylark.store.store_results import PutStatus
 from skylark.wire import properties as names
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Statuses after which another attempt to store a copy is pointless.
 NEVER_STORED: Final = frozenset({PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED})
@@ -140,7 +140,7 @@ class UncopiedMessages:
             del self._known[next(iter(self._known))]
         self._known[key] = None
         self.counts[kind] += 1
-        log.error(
+        logger.error(
             "the broker cannot copy the message at log offset %d to %s: %s (%s)",
             log_offset,
             topic,

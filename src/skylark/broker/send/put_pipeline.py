@@ -33,7 +33,7 @@ from skylark.broker.send.put_outcome import Durability
 from skylark.store.commit_log import Draft
 from skylark.store.store_results import PutResult
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class StoreFirst(enum.Enum):
@@ -159,4 +159,4 @@ class PutPipeline:
             try:
                 call()
             except Exception:
-                log.exception("a callback after a put failed")
+                logger.exception("a callback after a put failed")

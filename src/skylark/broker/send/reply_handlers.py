@@ -62,7 +62,7 @@ from skylark.wire.fields import encode_ext
 from skylark.wire.headers.send import ReplyMessageRequestHeader, SendHeader
 from skylark.wire.layout import FLAG_COMPRESSED, FLAG_COMPRESSION_MASK
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PUSH_TIMEOUT_S: Final = 10.0
 _KEPT_FLAGS: Final = FLAG_COMPRESSED | FLAG_COMPRESSION_MASK
@@ -153,7 +153,7 @@ class ReplyStep:
                 problem = refused.name
             except SkylarkError as error:  # a property that cannot be
                 problem = str(error)
-            log.warning("a reply to %s was not stored: %s", header.topic, problem)
+            logger.warning("a reply to %s was not stored: %s", header.topic, problem)
         return Done(self._deliver(header, draft))
 
     def finish(
@@ -162,7 +162,7 @@ class ReplyStep:
         """Send the reply to the requester, whether it was stored or not."""
         topic = request.header.topic
         if not result.status.stored:
-            log.warning("a reply to %s was not stored: %s", topic, result.status.name)
+            logger.warning("a reply to %s was not stored: %s", topic, result.status.name)
             return self._deliver(request.header, draft)
         self._stats.put(topic, 1, result.size, is_system=self._topics.is_system(topic))
         durable: object = None
@@ -235,7 +235,7 @@ class ReplyStep:
             if reply.code == ResponseCode.SUCCESS:
                 return None
             why = f"the requester answered {reply.code} {reply.remark or ''}".rstrip()
-        log.warning("the requester %s did not take a reply: %s", client_id, why)
+        logger.warning("the requester %s did not take a reply: %s", client_id, why)
         return BrokerError(f"push reply message to {client_id}fail.", hint=why)
 
     def _push_request(

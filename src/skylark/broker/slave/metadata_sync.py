@@ -51,7 +51,7 @@ from skylark.store.config_files import DELAY_OFFSETS, ConfigFiles
 from skylark.store.config_tables import DelayOffsetTable
 from skylark.wire.command import Command
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TICK_S: Final = 3.0
 #: A table may be long: what Java allows for 21.
@@ -240,14 +240,14 @@ class SlaveSync:
             else:
                 self._problems.pop(name, None)
         if self._problems.pop("master", None) is not None:
-            log.info("master %s answers again", master)
+            logger.info("master %s answers again", master)
         return True
 
     def _log_once(self, step: str, problem: str) -> None:
         """Log a problem, unless the step had the same one the last time."""
         if self._problems.get(step) != problem:
             self._problems[step] = problem
-            log.warning("%s", problem)
+            logger.warning("%s", problem)
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class SlaveSync:
             with _refusal_logged(group.group_name):
                 await master_requests.send_group(ask, group)
         if new:
-            log.info("the slave sent %d groups that were created here to the master", len(new))
+            logger.info("the slave sent %d groups that were created here to the master", len(new))
             groups = await master_requests.get_groups(ask)
         self._new_groups.take(
             groups.table, groups.bans, groups.version, sent={group.group_name for group in new}
@@ -281,7 +281,9 @@ class SlaveSync:
                     await master_requests.send_commit(ask, commit)
                 sent.append(commit)
         if sent:
-            log.info("the slave sent %d offsets that were committed here to the master", len(sent))
+            logger.info(
+                "the slave sent %d offsets that were committed here to the master", len(sent)
+            )
         self._commits.take(table, sent)
 
     async def _copy_delays(self, ask: Ask) -> None:
@@ -320,4 +322,4 @@ def _refusal_logged(sent: object) -> Iterator[None]:
     except BrokerError as error:
         if error.retriable:
             raise
-        log.warning("the master refuses %s: %s", sent, error)
+        logger.warning("the master refuses %s: %s", sent, error)

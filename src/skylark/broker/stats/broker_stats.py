@@ -46,7 +46,7 @@ from typing import Final, Generic, Literal, TypeAlias, TypeVar
 from skylark.core.errors import BrokerError
 from skylark.wire.bodies.stats import BrokerStatsData, BrokerStatsItem
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 METER_COUNT_MAX: Final = 50_000
 IDLE_MAX_MS: Final = 25 * 3_600_000
@@ -157,7 +157,7 @@ class MeterTable(dict[Key, MeterT], Generic[Key, MeterT]):
     def __missing__(self, key: Key) -> MeterT:
         if len(self) >= self._count_max:
             if not self.overflow_count:
-                log.warning(
+                logger.warning(
                     "%s: further keys get no statistics, the limit is %d",
                     self.name,
                     self._count_max,
@@ -276,7 +276,7 @@ class BrokerStats:
         """Drop meters unchanged for ``idle_max_ms``; call it after each hourly sample."""
         count = sum(table.expire(self.idle_max_ms) for table in self.tables)
         if count:
-            log.info("dropped %d statistics that have not changed for long", count)
+            logger.info("dropped %d statistics that have not changed for long", count)
 
     # --- reading ---
 

@@ -33,7 +33,7 @@ from skylark.core.errors import StoreError
 from skylark.core.names import is_retry_topic, is_system_group
 from skylark.store.message_reader import Reader
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PAIR_COUNT_MAX: Final = 10_000
 #: Queues of one slice: about a millisecond of work.
@@ -82,7 +82,7 @@ class LagReport:
             try:
                 lags.append(self._lag(group, topic, config.read_queue_nums))
             except StoreError as error:
-                log.warning(
+                logger.warning(
                     "cannot work out the lag of group %s on topic %s: %s", group, topic, error
                 )
             queue_count += config.read_queue_nums

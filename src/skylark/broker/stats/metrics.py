@@ -30,7 +30,7 @@ import msgspec
 from skylark.broker.config import BrokerConfig
 from skylark.core.metrics import Counter, Gauge, Histogram, Metric, Registry, Samples
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -263,7 +263,7 @@ def constant_labels(config: BrokerConfig) -> dict[str, str]:
         if colon and ":" not in value and _LABEL_NAME.fullmatch(name) and name not in taken:
             labels[name] = value
         else:
-            log.warning("ignored %r in metricsLabel: it is no valid further label", item)
+            logger.warning("ignored %r in metricsLabel: it is no valid further label", item)
     return labels
 
 

@@ -35,7 +35,7 @@ from skylark.core.errors import StoreError
 from skylark.store.consume_queue import EntryQueue
 from skylark.store.message_store import MessageStore
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 60.0
 #: Files that expire within this time (or a quarter of fileReservedTime, if less) expire soon.
@@ -125,7 +125,7 @@ class RetentionWatch:
             self._work = None
         except StoreError as error:
             self._work = None
-            log.warning("cannot find groups that need old messages: %s", error)
+            logger.warning("cannot find groups that need old messages: %s", error)
         else:
             self._clock.call_later(0.0, self._step)
 
@@ -195,7 +195,7 @@ class RetentionWatch:
         for found in self.endangered:
             if (found.group, found.topic) not in self._logged:
                 self._logged[found.group, found.topic] = now_ms
-                log.warning(
+                logger.warning(
                     "retention soon deletes %d messages of %s that group %s has not consumed yet",
                     found.message_count,
                     found.topic,

@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from skylark.core.java_text import java_double
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RATE_SECONDS: Final = (10, 60, 600)
 MINUTE_MS: Final = 60_000
@@ -176,7 +176,7 @@ class DayTotals:
         """Take the totals of a midnight."""
         self.put_yesterday_morning, self.put_today_morning = self.put_today_morning, put_count
         self.get_yesterday_morning, self.get_today_morning = self.get_today_morning, get_count
-        log.info(
+        logger.info(
             "messages of yesterday: %d put, %d got",
             self.put_today_morning - self.put_yesterday_morning,
             self.get_today_morning - self.get_yesterday_morning,

@@ -49,7 +49,7 @@ from skylark.store.inspection.store_directory import (
 )
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Topics that the error of a start names.
 _NAMED_MAX: Final = 5
@@ -102,7 +102,7 @@ class LostTopicsCheck:
             f" messages of {len(lost)} topics: {', '.join(lost[:_NAMED_MAX])}{more}"
         )
         if self._config.is_slave:
-            log.warning("%s. The slave copies the topics of its master", problem)
+            logger.warning("%s. The slave copies the topics of its master", problem)
             return
         raise LostTopicsError(
             problem,

@@ -57,7 +57,7 @@ from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.fields import decode_ext, encode_ext
 from skylark.wire.headers import route as headers
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: How often connections to name servers, and the setting with their list, are checked; no I/O.
 CHECK_MS: Final = 1_000
@@ -130,7 +130,7 @@ class Registration:
         self._topics.changes.subscribe(self._topics_changed)
         self._step()
         if not self._plan.states:
-            log.warning(
+            logger.warning(
                 "no name server is configured (namesrvAddr): clients find no route to this broker"
             )
 
@@ -182,7 +182,7 @@ class Registration:
         self._follow_settings(now_ms)
         for address in self._plan.registered:
             if not self._client.connected(address) and self._plan.connection_lost(address, now_ms):
-                log.info("lost the connection to name server %s, registering again", address)
+                logger.info("lost the connection to name server %s, registering again", address)
         config = self._live.current
         bodies: Callable[[], list[bytes]]
         whole: Callable[[], list[bytes]] | None = None
@@ -226,7 +226,7 @@ class Registration:
         self._namesrv_addr = config.namesrv_addr
         gone = self._plan.set_servers(map(str, config.namesrv_addresses), now_ms)
         for address in gone:
-            log.info("name server %s is no longer in namesrvAddr", address)
+            logger.info("name server %s is no longer in namesrvAddr", address)
             self._masters.pop(address, None)
             self._tasks.spawn(self._leave(address), name=f"leave {address}")
 
@@ -323,7 +323,7 @@ class Registration:
             answer = await self._call(address, request, MASTER_CHECK_MS / 1000)
             brokers = decode_body(ClusterInfo, answer.body or b"{}").broker_addr_table
         except SkylarkError as error:
-            log.debug("name server %s does not send the list of brokers: %s", address, error)
+            logger.debug("name server %s does not send the list of brokers: %s", address, error)
             return
         own = brokers.get(self._live.current.broker_name)
         if own is not None and MASTER_ID in own.broker_addrs and self.master is None:
@@ -342,9 +342,9 @@ class Registration:
         try:
             await self._call(address, request, UNREGISTER_TIMEOUT_S)
         except SkylarkError as error:
-            log.warning("cannot unregister from name server %s: %s", address, error)
+            logger.warning("cannot unregister from name server %s: %s", address, error)
         else:
-            log.info("unregistered from name server %s", address)
+            logger.info("unregistered from name server %s", address)
 
     async def _leave(self, address: str) -> None:
         if self._client.connected(address):
@@ -367,21 +367,21 @@ class Registration:
         master = next(filter(None, known), None)
         if master != self.master:
             self.master = master
-            log.info("the master is now %s", "unknown" if master is None else master.addr)
+            logger.info("the master is now %s", "unknown" if master is None else master.addr)
             self.master_changes.publish(master)
 
     def _log_outcome(
         self, address: str, succeeded: bool, changed: bool, error: SkylarkError | None
     ) -> None:
         if succeeded:
-            log.log(
+            logger.log(
                 logging.INFO if changed else logging.DEBUG,
                 "registered with name server %s",
                 address,
             )
         elif error is not None:
             level = logging.WARNING if changed else logging.DEBUG
-            log.log(level, "cannot register with name server %s, will retry: %s", address, error)
+            logger.log(level, "cannot register with name server %s, will retry: %s", address, error)
 
 
 def _encode(content: TopicConfigAndMappingSerializeWrapper, config: BrokerConfig) -> list[bytes]:

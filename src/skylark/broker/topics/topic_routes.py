@@ -31,7 +31,7 @@ from skylark.wire.fastjson import decode_body
 from skylark.wire.fields import encode_ext
 from skylark.wire.headers.route import GetRouteInfoRequestHeader
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S: Final = 3.0
 RETRY_S: Final = 1.0
@@ -89,7 +89,7 @@ class TopicRoutes:
                     cached.due_at = self._clock.monotonic() + interval_s
                     return
             except (TransportError, RemoteProtocolError) as error:
-                log.warning(
+                logger.warning(
                     "cannot fetch the route of topic %s from name server %s: %s",
                     topic,
                     address,

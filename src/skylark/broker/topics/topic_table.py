@@ -49,7 +49,7 @@ from skylark.wire.bodies.config import TopicConfig, TopicFilterType
 from skylark.wire.bodies.slave_sync_body import TopicConfigAndMappingSerializeWrapper
 from skylark.wire.codes import Perm, TopicSysFlag
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 READ_WRITE: Final = Perm.READ | Perm.WRITE
 #: Most queues of a topic. Java has no limit, but some answers grow with them.
@@ -162,7 +162,7 @@ class TopicTable:
     ) -> TopicConfig | None:
         default = self._topics.get(default_topic)
         if default is None:
-            log.warning(
+            logger.warning(
                 "cannot create topic %s: there is no topic %s to inherit from", topic, default_topic
             )
             return None
@@ -170,7 +170,7 @@ class TopicTable:
         if default_topic == names.AUTO_CREATE_TOPIC and not self._config.auto_create_topic_enable:
             perm = READ_WRITE  # the file may be from a time when this was on
         if not perm & Perm.INHERIT:
-            log.warning(
+            logger.warning(
                 "cannot create topic %s: %s does not allow to inherit", topic, default_topic
             )
             return None
@@ -186,9 +186,9 @@ class TopicTable:
 
     def _create(self, config: TopicConfig) -> TopicConfig | None:
         if len(self._topics) >= self._config.topic_count_max:
-            log.warning("cannot create topic %s: %s", config.topic_name, self._limit_text)
+            logger.warning("cannot create topic %s: %s", config.topic_name, self._limit_text)
             return None
-        log.info("created topic: %s", describe(config))
+        logger.info("created topic: %s", describe(config))
         self._put([config], register=True)
         return config
 
@@ -243,7 +243,7 @@ class TopicTable:
                 gone += [name for name in retries if name in self._topics]
         for name in gone:
             if self._topics.pop(name, None) is not None:
-                log.info("deleted topic %s", name)
+                logger.info("deleted topic %s", name)
                 self._changed(1, TopicChange(deleted=(name,)))
         return gone
 
@@ -252,7 +252,7 @@ class TopicTable:
         listed = [self._topics[topic] for topic in table if topic in self._topics]
         changed = [msgspec.structs.replace(t, order=True) for t in listed if not t.order]
         if changed:
-            log.info("marked topics as ordered: %s", ", ".join(t.topic_name for t in changed))
+            logger.info("marked topics as ordered: %s", ", ".join(t.topic_name for t in changed))
             self._put(changed, register=False)
         return bool(changed)
 
@@ -272,7 +272,7 @@ class TopicTable:
         if len(self._topics.keys() | staged.keys()) > self._config.topic_count_max:
             raise BrokerError(f"too many topics: {self._limit_text}")
         for config in staged.values():
-            log.info("set topic: %s", describe(config))
+            logger.info("set topic: %s", describe(config))
         self._put(staged.values(), register=True, steps=len(requested))
 
     def _check_name(self, topic: str) -> None:

@@ -63,7 +63,7 @@ from skylark.store.store_results import PutResult
 from skylark.wire.message import MessageRecord
 from skylark.wire.properties import PROPERTY_TRANSACTION_CHECK_TIMES
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SLICE_COUNT: Final = 100
 ROUND_S_MAX: Final = 60.0
@@ -189,7 +189,7 @@ class CheckRounds:
         try:
             step = self._slice()
         except StoreError as error:
-            log.error("the broker cannot read half messages: %s", error)  # noqa: TRY400
+            logger.error("the broker cannot read half messages: %s", error)  # noqa: TRY400
             step = _Step.STOP
         if step is _Step.STOP or self._clock.monotonic() - self._started_s > ROUND_S_MAX:
             self._end()
@@ -252,7 +252,9 @@ class CheckRounds:
             return _Step.NEXT
         half = self._read_half(record)
         if half is None:
-            log.warning("the message at %d of the half queue names no real topic or queue", offset)
+            logger.warning(
+                "the message at %d of the half queue names no real topic or queue", offset
+            )
             self._decisions.pass_over(offset)
             return _Step.NEXT
         outcome = self._decisions.outcome(offset, half.first_offset)
@@ -298,7 +300,7 @@ class CheckRounds:
                 self._counts.check_back_count += 1
                 return _Step.NEXT
         except TransportError as error:
-            log.info("the check-back to %s failed: %s", producer, error)
+            logger.info("the check-back to %s failed: %s", producer, error)
         self._without_producer[half.group or ""] += 1
         return _Step.NEXT
 
@@ -337,7 +339,7 @@ class CheckRounds:
         if status in NEVER_STORED:
             self._writer.uncopied.add("check", half.record.log_offset, draft.topic, status)
         elif not status.stored:
-            log.error(
+            logger.error(
                 "the store refused a copy of a half message for %s: %s", draft.topic, status.name
             )
         return result
@@ -357,11 +359,11 @@ class CheckRounds:
 
     def _report(self) -> None:
         for group, count in self._without_producer.most_common(GROUPS_REPORTED_MAX):
-            log.warning(
+            logger.warning(
                 "no producer of group %s is connected to check %d half messages", group, count
             )
         for group, count in self._given_up.most_common(GROUPS_REPORTED_MAX):
-            log.warning(
+            logger.warning(
                 "%d half messages of group %s moved to %s: no decision came in time",
                 count,
                 group,

@@ -41,7 +41,7 @@ from skylark.wire.headers.txn import (
     ResumeCheckHalfMessageRequestHeader,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class EndTransactionCodec:
@@ -54,7 +54,7 @@ class EndTransactionCodec:
     def write(self, command: Command, outcome: EndTransactionResult | Exception) -> Command | None:
         if isinstance(outcome, EndTransactionResult):
             if outcome.is_undecided:
-                log.debug("a producer answered a check-back with unknown: %s", command.remark)
+                logger.debug("a producer answered a check-back with unknown: %s", command.remark)
                 return None
             return None if command.is_oneway else response_to(command, ResponseCode.SUCCESS)
         return error_response(command, outcome)

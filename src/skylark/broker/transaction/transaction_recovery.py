@@ -46,7 +46,7 @@ from skylark.wire.layout import FLAG_TRANSACTION_COMMIT, FLAG_TRANSACTION_MASK
 from skylark.wire.message import decode_record
 from skylark.wire.record_scan import RecordColumns
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _READ_COUNT: Final = 4_096
 
@@ -73,7 +73,7 @@ def recover(store: MessageStore, offsets: OffsetTable) -> Recovered:
     _read_finals(store, found)
     half_count = _read_copies(store, found)
     if half_count:
-        log.info(
+        logger.info(
             "the broker recovered %d half messages from offset %d on;"
             " %d final messages have no op message, %d half messages have copies",
             half_count,

@@ -34,7 +34,7 @@ from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire import properties as names
 from skylark.wire.properties import encode_properties, parse_properties
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RESUME_FAILED: Final = "Put message back to RMQ_SYS_TRANS_HALF_TOPIC failed."
 ALREADY: Final = {
@@ -85,7 +85,7 @@ class TransactionService:
         if self._rounds is not None:
             self._rounds.stop()
         if self._ops and self._write_ops() is None:
-            log.error("the last op message was not stored: the broker may check back again")
+            logger.error("the last op message was not stored: the broker may check back again")
         if self._op_timer is not None:  # also one that a failed write has just set
             self._op_timer.cancel()
             self._op_timer = None
@@ -232,7 +232,7 @@ class TransactionService:
         draft = op_draft(body, self._store.log.store_host, self._clock.now_ms())
         result = self._writer.put_copy(draft)
         if not result.status.stored:
-            log.warning("the store refused an op message: %s", result.status.name)
+            logger.warning("the store refused an op message: %s", result.status.name)
             if self._op_timer is None:
                 self._arm_ops()
             return None

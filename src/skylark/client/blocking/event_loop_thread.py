@@ -41,7 +41,7 @@ from skylark.net.event_loop import new_event_loop
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 THREAD_NAME: Final = "skylark-sync"
 #: How long to wait for the end of an interrupted call.
@@ -122,7 +122,7 @@ class EventLoopThread:
             try:
                 self.loop.run_forever()
             except BaseException:  # a hook that calls sys.exit() ends its own call, not all others
-                log.exception(
+                logger.exception(
                     "a callback interrupted the loop of the blocking clients, which continues"
                 )
 

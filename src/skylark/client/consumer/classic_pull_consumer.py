@@ -64,7 +64,7 @@ from skylark.core.lifecycle import Tasks
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PULL_TIMEOUT_S: Final = 10.0  # consumerPullTimeoutMillis
 SUSPEND_MAX_S: Final = 20.0  # brokerSuspendMaxTimeMillis
@@ -184,7 +184,7 @@ class PullConsumer(PullClient):
             try:
                 listener(topic, everything, ours)
             except Exception:
-                log.exception("a listener of topic %s failed", topic)
+                logger.exception("a listener of topic %s failed", topic)
 
     def queues_in_balance(self, topic: str) -> frozenset[MessageQueue]:
         """The queues of a topic that are ours; empty without :meth:`register_queue_listener`."""
@@ -373,7 +373,7 @@ class PullSchedule(Startable):
                     running = asyncio.current_task()
                     if running is None or running.cancelling():
                         raise
-                    log.exception("the callback of %s was cancelled", queue)
+                    logger.exception("the callback of %s was cancelled", queue)
                 except Exception:
-                    log.exception("the callback of %s failed", queue)
+                    logger.exception("the callback of %s failed", queue)
             await clock.sleep(delay_s)

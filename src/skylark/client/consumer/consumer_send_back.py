@@ -31,7 +31,7 @@ from skylark.wire import properties as names
 from skylark.wire.compress import COMPRESSION_ZLIB
 from skylark.wire.headers.send import ConsumerSendMsgBackRequestHeader
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RECONSUME_TIMES_MAX: Final = 16  # maxReconsumeTimes
 #: Delay levels of a message that is sent back, besides the levels themselves.
@@ -79,9 +79,9 @@ class SendBackClient:
         try:
             await self._link.calls.send_back(address, header, message.broker_name)
         except SkylarkError as error:
-            log.warning("%s does not accept %s back: %s", address, message, error)
+            logger.warning("%s does not accept %s back: %s", address, message, error)
         except Exception:  # such as an error of a hook
-            log.exception("cannot send %s the message %s back", address, message)
+            logger.exception("cannot send %s the message %s back", address, message)
         else:
             return True
         return await self.publish(message)
@@ -92,12 +92,12 @@ class SendBackClient:
             parcel = self._parcel(retry_message(message, self._group, self._reconsume_times_max))
             await self._send(parcel)
         except SkylarkError as error:
-            log.warning(
+            logger.warning(
                 "cannot publish %s to the retry topic, the consumer keeps it: %s", message, error
             )
             return False
         except Exception:
-            log.exception("cannot publish %s to the retry topic, the consumer keeps it", message)
+            logger.exception("cannot publish %s to the retry topic, the consumer keeps it", message)
             return False
         return True
 

@@ -32,7 +32,7 @@ from skylark.client.core.client_instance import ClientInstance
 from skylark.core.errors import ClientError, QueryNotFoundError, SkylarkError
 from skylark.wire.bodies.common_body import MessageQueue
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 OFFSET_TIMEOUT_S: Final = 5.0
 
@@ -164,7 +164,7 @@ class RemoteOffsets:
             return await self._send(queue, wait=wait)
         except SkylarkError as error:
             offset = self.table.read(queue)
-            log.warning("cannot save offset %s of %s now: %s", offset, queue, error)
+            logger.warning("cannot save offset %s of %s now: %s", offset, queue, error)
             return None
 
     async def _send(self, queue: MessageQueue, *, wait: bool) -> int | None:
@@ -223,7 +223,7 @@ class LocalOffsets:
         try:
             self._file.save(offsets)
         except (OSError, ClientError) as error:
-            log.warning("cannot save offsets now: %s", error)
+            logger.warning("cannot save offsets now: %s", error)
             return {}
         return offsets
 

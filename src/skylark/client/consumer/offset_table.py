@@ -48,7 +48,7 @@ from skylark.wire.bodies.common_body import Body, MessageQueue
 from skylark.wire.fastjson import decode_body
 from skylark.wire.fields import Int64
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 OFFSET_FILE: Final = "offsets.json"
 OFFSET_FILE_SIZE_MAX: Final = 8 * 1024 * 1024  # about 80,000 queues
@@ -142,7 +142,7 @@ class LocalOffsetFile:
             ) from error
         if table is None:
             return {}
-        log.warning("%s is missing or broken: offsets are read from %s", self.path, self._backup)
+        logger.warning("%s is missing or broken: offsets are read from %s", self.path, self._backup)
         return table
 
     def save(self, offsets: Mapping[MessageQueue, int]) -> None:
@@ -167,7 +167,7 @@ class LocalOffsetFile:
         try:
             return _read(self.path)
         except (OSError, RemoteProtocolError) as error:
-            log.warning("%s is broken: %s", self.path, error)
+            logger.warning("%s is broken: %s", self.path, error)
             return None
 
 

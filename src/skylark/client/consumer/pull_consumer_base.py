@@ -45,7 +45,7 @@ from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import Tasks, join
 from skylark.wire.bodies.common_body import MessageQueue
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Called when the queues of a topic have changed.
 TopicListener: TypeAlias = Callable[[str, frozenset[MessageQueue]], object]
@@ -184,7 +184,7 @@ class PullConsumerSession:
                 await self.instance.refresh_route(wire_topic)
             await self.instance.heartbeat_all(whole=True)
         except SkylarkError as error:
-            log.warning("cannot send a changed subscription to brokers yet: %s", error)
+            logger.warning("cannot send a changed subscription to brokers yet: %s", error)
         self.instance.rebalance_soon()
 
     async def _check(self, subscription: Subscription) -> None:
@@ -265,14 +265,14 @@ class PullConsumerSession:
                 try:
                     listener(topic, found)
                 except Exception:
-                    log.exception("the listener of topic %s failed", topic)
+                    logger.exception("the listener of topic %s failed", topic)
             await self.clock.sleep(interval_s)
 
     async def _queues_if_any(self, topic: str) -> frozenset[MessageQueue] | None:
         try:
             return await self.fetch_queues(topic)
         except SkylarkError as error:
-            log.info("cannot get the queues of topic %s now: %s", topic, error)
+            logger.info("cannot get the queues of topic %s now: %s", topic, error)
             return None
 
 

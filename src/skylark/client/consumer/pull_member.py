@@ -46,7 +46,7 @@ from skylark.wire.bodies.heartbeat import (
     MessageModel,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 NO_COMMIT = -1
 
@@ -96,7 +96,7 @@ class PullMember:
         self._tasks = Tasks(f"member of {group}")  # on the control loop
         self._abandoned = False
         self._started_ms = self._clock.now_ms()
-        self._limited_log = RateLimitedLog(log, self._clock)
+        self._limited_log = RateLimitedLog(logger, self._clock)
 
     def __repr__(self) -> str:
         return f"<PullMember {self.group} {len(self.process_queues)} queues>"
@@ -208,7 +208,7 @@ class PullMember:
         try:
             share = self._rebalance.share(topic, queues, members)
         except Exception:
-            log.exception(
+            logger.exception(
                 "the allocation strategy failed: the queues of topic %s stay as they are", topic
             )
             return False
@@ -272,7 +272,7 @@ class PullMember:
     def _abandon(self) -> None:
         if not self._abandoned:
             self._abandoned = True
-            log.error(
+            logger.error(
                 "the event loop of %s was closed without stop(): it leaves the group", self.group
             )
             self._tasks.spawn(self._leave_alone(), name="leave")

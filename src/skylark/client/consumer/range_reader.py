@@ -45,7 +45,7 @@ from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import PullSysFlag, ResponseCode
 from skylark.wire.headers.pull import PullMessageRequestHeader
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RETRY: Final = Backoff(first_s=0.1, most_s=2.0)
 STUCK_MAX: Final = 3
@@ -209,7 +209,7 @@ class _Puller:
             pause_s = outage.next_pause_s()
             if pause_s is None:
                 raise problem
-            log.info("retrying the pull at offset %d of %s: %s", offset, self._queue, problem)
+            logger.info("retrying the pull at offset %d of %s: %s", offset, self._queue, problem)
             await self._clock.sleep(pause_s)
 
     def _header(self, offset: int) -> PullMessageRequestHeader:
@@ -237,7 +237,7 @@ class _Puller:
         self._pull_count += 1
         self._message_count += advanced
         if self._pull_count == SLOW_PULLS and self._message_count <= SLOW_PULLS * SLOW_COUNT:
-            log.warning(
+            logger.warning(
                 "%s sends %d messages per pull; its settings maxTransferCountOnMessageInDisk"
                 ", maxTransferBytesOnMessageInDisk, maxTransferCountOnMessageInMemory and"
                 " maxTransferBytesOnMessageInMemory allow more",

@@ -40,7 +40,7 @@ from skylark.client.consumer.allocation import Allocation
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.wire.bodies.common_body import MessageQueue
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 IDLE_WAIT_MS: Final = 500
 FORCED_UNLOCK_MS: Final = 20_000
@@ -175,7 +175,7 @@ class Rebalance:
         if not self._clustering:
             return frozenset(queues)
         if members is None:
-            log.debug("the members of group %s in topic %s are unknown", self._group, topic)
+            logger.debug("the members of group %s in topic %s are unknown", self._group, topic)
             return None
         found = self._strategy.allocate(
             self._group, self._client_id, sorted(queues), sorted(members)
@@ -200,7 +200,7 @@ class Rebalance:
             if queue in share and not process_queue.dropped:
                 if not (self._push and process_queue.is_pull_expired(until_ms)):
                     continue
-                log.error("%s was not pulled for two minutes: it is taken up again", queue)
+                logger.error("%s was not pulled for two minutes: it is taken up again", queue)
             instructions += self._give_up(queue, process_queue, now_ms)
         missing = sorted(queue for queue in share if queue not in self.table)
         if self._locks:
@@ -346,7 +346,7 @@ class Rebalance:
             if queue in held:
                 process_queue.lock(now_ms)
             elif process_queue.locked:
-                log.warning(
+                logger.warning(
                     "the broker no longer grants the lock of %s to group %s", queue, self._group
                 )
                 process_queue.locked = False

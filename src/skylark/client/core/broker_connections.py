@@ -94,7 +94,7 @@ class WatchedNetwork:
         return made
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX: Final = 65_535
 IN_FLIGHT_BYTES_MAX: Final = 100 * 1024 * 1024

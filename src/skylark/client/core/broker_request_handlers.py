@@ -53,7 +53,7 @@ from skylark.wire.headers.txn import CheckTransactionStateRequestHeader
 from skylark.wire.message import MessageRecord, decode_record
 from skylark.wire.properties import PROPERTY_PGROUP
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class TransactionCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +151,7 @@ class BrokerRequestHandlers:
         group = record.properties.get(PROPERTY_PGROUP, "")
         member = self._producer(group)
         if not isinstance(member, ChecksTransactions):
-            log.warning("no producer of group %s here can answer a transaction check", group)
+            logger.warning("no producer of group %s here can answer a transaction check", group)
             return
         member.check_transaction(
             TransactionCheck(
@@ -165,14 +165,14 @@ class BrokerRequestHandlers:
     def group_changed(self, connection: Connection, request: Command) -> None:
         """NOTIFY_CONSUMER_IDS_CHANGED (40)."""
         group = decode_ext(ConsumerGroupRequestHeader, request.ext).consumer_group
-        log.info("broker %s reports that the members of %s changed", _peer(connection), group)
+        logger.info("broker %s reports that the members of %s changed", _peer(connection), group)
         self._rebalance()
 
     def reset_offsets(self, connection: Connection, request: Command) -> None:
         """RESET_CONSUMER_CLIENT_OFFSET (220)."""
         header = decode_ext(ResetOffsetRequestHeader, request.ext)
         offsets = decode_body(ResetOffsetBody, request.body or b"{}").offset_table
-        log.info(
+        logger.info(
             "broker %s resets the offsets of group %s in topic %s",
             _peer(connection),
             header.group,
@@ -218,7 +218,7 @@ class BrokerRequestHandlers:
             for listener in self.replies:
                 listener.reply_arrived(_peer(connection), header, request.body or b"")
         except Exception:
-            log.exception("cannot process a reply from %s", _peer(connection))
+            logger.exception("cannot process a reply from %s", _peer(connection))
             remark = "process reply message fail"
             return response_to(request, ResponseCode.SYSTEM_ERROR, remark)
         return success(request)

@@ -57,7 +57,7 @@ from skylark.net.dispatch import Dispatcher
 from skylark.wire.bodies.route_body import ClusterInfo
 from skylark.wire.command import Command
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -124,7 +124,7 @@ class _Running:
             async with self.link.clock.timeout(SERVED_GRACE_S):
                 await asyncio.wait(served)
         except TimeoutError:
-            log.warning("%d cancelled handlers of broker requests have not ended", len(served))
+            logger.warning("%d cancelled handlers of broker requests have not ended", len(served))
 
 
 class ClientInstance:
@@ -212,7 +212,7 @@ class ClientInstance:
         self._every("offsets", OFFSETS_FIRST_S, offsets_s, self._persist_offsets)
         running.tasks.spawn(running.rebalance.run(), name="rebalance")
         self.state = ServiceState.RUNNING
-        log.info("client %s started, name servers %s", self.client_id, self.endpoint.namesrv)
+        logger.info("client %s started, name servers %s", self.client_id, self.endpoint.namesrv)
 
     async def _stop(self) -> None:
         self.state = ServiceState.SHUTDOWN_ALREADY
@@ -222,7 +222,7 @@ class ClientInstance:
                 await running.stop()
         finally:
             self._close_links()
-        log.info("client %s stopped", self.client_id)
+        logger.info("client %s stopped", self.client_id)
 
     def _parts(self) -> _Running:
         if self._running is None:
@@ -266,7 +266,7 @@ class ClientInstance:
                     consumer_group=consumer_group,
                 )
             except SkylarkError as error:
-                log.info("%s cannot unregister from %s: %s", self.client_id, address, error)
+                logger.info("%s cannot unregister from %s: %s", self.client_id, address, error)
 
         # A broker forgets a client with its connection: without one there is nothing to do.
         addresses = {a for group in self.routes.brokers.values() for a in group.values()}
@@ -384,7 +384,7 @@ class ClientInstance:
         with self._lock:
             left = [link for loop, link in self._links.items() if loop.is_running()]
         for link in left:
-            log.warning("client %s stops although a link of it was not released", self.client_id)
+            logger.warning("client %s stops although a link of it was not released", self.client_id)
             asyncio.run_coroutine_threadsafe(link.close(), link.loop)
 
     # ---- periodic tasks ------------------------------------------------------------
@@ -409,7 +409,7 @@ class ClientInstance:
             try:
                 await work()
             except Exception:
-                log.exception(
+                logger.exception(
                     "client %s: periodic task %s failed, the next run follows", self.client_id, name
                 )
             await self.runtime.clock.sleep(period_s)
@@ -422,7 +422,7 @@ class ClientInstance:
         running = self._parts()
         dropped = self.routes.drop_unrouted()
         for address in dropped:
-            log.info("broker %s is no longer in any route", address)
+            logger.info("broker %s is no longer in any route", address)
             running.link.disconnect(address)
         running.heartbeats.drop(dropped)
         await running.heartbeats.send_all()
@@ -432,9 +432,9 @@ class ClientInstance:
             try:
                 await member.persist_offsets()
             except SkylarkError as error:
-                log.warning("offsets of %s are not saved: %s", member.group, error)
+                logger.warning("offsets of %s are not saved: %s", member.group, error)
             except Exception:  # such as an error of a hook; the other groups are saved anyway
-                log.exception("offsets of %s are not saved", member.group)
+                logger.exception("offsets of %s are not saved", member.group)
 
     async def _with_parts(self, call: Callable[[_Running], Awaitable[T]]) -> T:
         """Call a part of the running instance on the control loop; from any loop."""

@@ -32,7 +32,7 @@ from typing import Any, Final, Generic, TypeVar, TypeVarTuple, final
 from skylark.core.errors import ClientStateError
 from skylark.net.event_loop import new_event_loop
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -113,7 +113,7 @@ class ControlThread(Control):
             try:
                 self.loop.run_forever()
             except BaseException:  # a hook that calls sys.exit() must not stop the other clients
-                log.exception("a callback interrupted the control loop, which continues")
+                logger.exception("a callback interrupted the control loop, which continues")
 
 
 @final
@@ -142,7 +142,7 @@ class Handover:
                 self.loop.call_soon_threadsafe(self._deliver)
             except RuntimeError:
                 self._woken = False
-                log.debug("%r is closed: calls are dropped", self.loop)
+                logger.debug("%r is closed: calls are dropped", self.loop)
                 self._waiting.clear()
                 return False
             except BaseException:  # an interrupt: the loop may not have been woken
@@ -158,7 +158,7 @@ class Handover:
             try:
                 callback(*args)
             except Exception:
-                log.exception("a call from another thread failed: %r", callback)
+                logger.exception("a call from another thread failed: %r", callback)
 
 
 class PerProcess(Generic[T]):

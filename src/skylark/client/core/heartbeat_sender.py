@@ -120,7 +120,7 @@ class HeartbeatPlan:
         self._acknowledged.clear()
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RECONNECT_INTERVAL_S: Final = 1.0
 
@@ -227,21 +227,21 @@ class Heartbeats:
             answer = await self._link().calls.heartbeat(address, body)
         except SkylarkError as error:
             level = logging.DEBUG if address in self._silent else logging.WARNING
-            log.log(level, "cannot send a heartbeat to %s: %s", address, error)
+            logger.log(level, "cannot send a heartbeat to %s: %s", address, error)
             self._count(address, taken=False)
             self._silent.add(address)
             if isinstance(error, TransportError):
                 self._begin_reconnect(address, RECONNECT_INTERVAL_S)
             return False
         except Exception:  # such as an error of a hook; the other brokers get theirs
-            log.exception("cannot send a heartbeat to %s", address)
+            logger.exception("cannot send a heartbeat to %s", address)
             self._count(address, taken=False)
             return False
         finally:
             self._opening.discard(address)
         if address in self._silent:
             self._silent.discard(address)
-            log.info("broker %s accepts heartbeats again", address)
+            logger.info("broker %s accepts heartbeats again", address)
         self._count(address, taken=True)
         self.versions[address] = answer.version
         self._plan.answered(address, body, answer)

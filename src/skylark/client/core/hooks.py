@@ -30,7 +30,7 @@ from skylark.client.core.client_message import Message, MessageExt, SendResult, 
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.command import Command
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class RpcHook(Protocol):
@@ -152,4 +152,4 @@ def call_hooks(methods: Sequence[Callable[..., Any]], *args: object) -> None:
         try:
             method(*args)
         except Exception:
-            log.exception("hook %r failed", method)
+            logger.exception("hook %r failed", method)

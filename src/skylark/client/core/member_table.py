@@ -22,7 +22,7 @@ from skylark.core.clock import Clock
 from skylark.core.errors import ClientStateError
 from skylark.wire.bodies.heartbeat import ConsumerData
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 20.0
 INTERVAL_UNBALANCED_S: Final = 1.0
@@ -148,7 +148,7 @@ class RebalanceLoop:
             try:
                 balanced &= await member.rebalance()
             except Exception:
-                log.exception("%r cannot rebalance", member)
+                logger.exception("%r cannot rebalance", member)
                 balanced = False
         return balanced
 

@@ -25,7 +25,7 @@ from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body
 from skylark.wire.headers.route import GetRouteInfoRequestHeader
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class NameServerCaller(Protocol):
@@ -91,12 +91,12 @@ class NameServers:
             try:
                 answer = await self._caller.call_name_server(address, request, timeout_s)
             except TransportError as error:
-                log.info("name server %s does not respond: %s", address, error)
+                logger.info("name server %s does not respond: %s", address, error)
                 problems.append(str(error))
                 last = error
                 continue
             if self._chosen != address:
-                log.info("using name server %s", address)
+                logger.info("using name server %s", address)
                 self._chosen = address
             return answer
         if not problems:

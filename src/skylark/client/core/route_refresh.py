@@ -26,7 +26,7 @@ from skylark.core.errors import NoNameServerError, SkylarkError
 from skylark.core.lifecycle import Tasks, join
 from skylark.core.names import is_retry_topic
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RETRY: Final = Backoff(first_s=1.0, most_s=16.0)
 RETRIES: Final = 5
@@ -76,10 +76,10 @@ class RouteKeeper:
             try:
                 await self.refresh(topic)
             except NoNameServerError as error:
-                log.warning("cannot refresh routes: %s", error)
+                logger.warning("cannot refresh routes: %s", error)
                 return  # it would be the same for all of them
             except SkylarkError as error:
-                log.warning("cannot refresh the route of %s: %s", topic, error)
+                logger.warning("cannot refresh the route of %s: %s", topic, error)
 
     async def _shared(self, topic: str, queue_count: int, model: str) -> Route | None:
         key = (topic, queue_count, model)
@@ -118,7 +118,7 @@ class RouteKeeper:
         self._unknown.discard(topic)
         route = default_route(topic, data, queue_count) if model else make_route(topic, data)
         if self._routes.update(route):
-            log.info(
+            logger.info(
                 "route of %s: %d queues to send to, %d to read, brokers %s",
                 topic,
                 len(route.publish),
@@ -134,7 +134,7 @@ class RouteKeeper:
         self._unknown.add(topic)
         wanted = self._is_wanted(topic)
         level = logging.WARNING if wanted else logging.INFO  # a send will create it
-        log.log(level, "no name server knows topic %s yet", topic)
+        logger.log(level, "no name server knows topic %s yet", topic)
         if wanted:
             self._tasks.spawn(self._ask_again(topic), name=f"look for {topic}")
 
@@ -146,7 +146,7 @@ class RouteKeeper:
             try:
                 await self.refresh(topic)
             except SkylarkError as error:
-                log.info("cannot find the route of %s: %s", topic, error)
+                logger.info("cannot find the route of %s: %s", topic, error)
 
 
 def _route_of(outcome: _Outcome) -> Route | None:

@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -62,7 +62,7 @@ async def call_in_thread(function: Callable[[*Ts], T], *args: *Ts) -> T:
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:
-            log.debug("%r is closed: the result of %r is dropped", loop, function)
+            logger.debug("%r is closed: the result of %r is dropped", loop, function)
 
     threading.Thread(target=work, name=f"skylark-{_name(function)}", daemon=True).start()
     return await outcome
@@ -145,4 +145,4 @@ class SerialThread:
             try:
                 call()
             except Exception:
-                log.exception("a listener failed")
+                logger.exception("a listener failed")

@@ -24,7 +24,7 @@ from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import Tasks
 from skylark.wire.bodies.common_body import MessageQueue
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Member:
@@ -93,7 +93,7 @@ class ProducerParts:
             async with self.clock.timeout(timeout_s):
                 await self.sends.wait()
         except TimeoutError:
-            log.warning(
+            logger.warning(
                 "%r stops although %d requests have not ended", self.member, len(self.sends)
             )
         try:
@@ -120,6 +120,6 @@ class ProducerParts:
             try:
                 await instance.control_link.calls.max_offset(address, queue, timeout_s)
             except SkylarkError as error:
-                log.debug("broker %s is still unreachable: %s", name, error)
+                logger.debug("broker %s is still unreachable: %s", name, error)
             else:
                 faults.answered(name)

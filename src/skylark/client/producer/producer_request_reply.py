@@ -38,7 +38,7 @@ from skylark.wire.headers.send import ReplyMessageRequestHeader
 from skylark.wire.layout import MAGIC_V1
 from skylark.wire.message import MessageRecord, inflate_record, pack_host
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _NO_HOST: Final = pack_host("0.0.0.0", 0)  # noqa: S104 - a placeholder, nothing listens there
 
@@ -130,13 +130,13 @@ class Requests:
         correlation_id = properties.get(names.PROPERTY_CORRELATION_ID, "")
         reply = self._waiting.get(correlation_id)
         if reply is None:
-            log.info("no request waits for reply %s from %s", correlation_id, address)
+            logger.info("no request waits for reply %s from %s", correlation_id, address)
             return
         message = _message_of(header, body, self._clock.now_ms())
         try:
             self._loop.call_soon_threadsafe(_settle, reply, message)
         except RuntimeError:
-            log.warning("the loop that waits for reply %s is closed", correlation_id)
+            logger.warning("the loop that waits for reply %s is closed", correlation_id)
 
     # ---- replies ---------------------------------------------------------------------------------
 

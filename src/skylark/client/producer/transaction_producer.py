@@ -52,7 +52,7 @@ from skylark.wire.headers.txn import (
     EndTransactionRequestHeader,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CHECKS_WAITING_MAX: Final = 2_000
 _END_TIMEOUT_S: Final = 3.0
@@ -172,7 +172,7 @@ class Transactions:
             outcome = await call_user(execute, half.listened(), arg)
             state = outcome if isinstance(outcome, TxState) else TxState.UNKNOWN
         except Exception as error:
-            log.exception("a local transaction of group %s failed", self._sender.group)
+            logger.exception("a local transaction of group %s failed", self._sender.group)
             state = TxState.UNKNOWN
             remark = _remark("executeLocalTransactionBranch exception", error)
         await self.end(half, state, remark)
@@ -199,7 +199,7 @@ class Transactions:
                 address, header, queue.broker_name, remark=remark
             )
         except SkylarkError as error:
-            log.warning(
+            logger.warning(
                 "cannot send the %s of transaction %s, a check-back will follow: %s",
                 state.value,
                 sent.msg_id,
@@ -234,7 +234,7 @@ class Transactions:
     def check_transaction(self, check: TransactionCheck) -> None:
         """Queue a check-back of a broker; called on the control loop."""
         if len(self._checks) >= CHECKS_WAITING_MAX:
-            log.warning("%d check-backs wait: one more is dropped", len(self._checks))
+            logger.warning("%d check-backs wait: one more is dropped", len(self._checks))
             return
         self._checks.append(check)
         self._handover.post(self._begin_checks)
@@ -250,14 +250,14 @@ class Transactions:
                 try:
                     await self._answer(self._checks.popleft())
                 except Exception:  # such as an error of a hook
-                    log.exception("a check-back failed, the broker will repeat it")
+                    logger.exception("a check-back failed, the broker will repeat it")
         finally:
             self._checking = False
 
     async def _answer(self, check: TransactionCheck) -> None:
         checker = self.checker
         if checker is None:
-            log.warning("group %s has no checker to answer a check-back", self._sender.group)
+            logger.warning("group %s has no checker to answer a check-back", self._sender.group)
             return
         record = check.record
         message = MessageExt(
@@ -268,7 +268,7 @@ class Transactions:
             outcome = await call_user(checker, message)
             state = outcome if isinstance(outcome, TxState) else TxState.UNKNOWN
         except Exception as error:
-            log.exception("the checker of group %s failed", self._sender.group)
+            logger.exception("the checker of group %s failed", self._sender.group)
             state = TxState.UNKNOWN
             remark = _remark("checkLocalTransactionState Exception", error)
         asked = check.header
@@ -287,7 +287,7 @@ class Transactions:
                 check.address, header, check.broker_name or "", _END_TIMEOUT_S, remark=remark
             )
         except SkylarkError as error:
-            log.warning("cannot send the answer to a check-back of %s: %s", check.address, error)
+            logger.warning("cannot send the answer to a check-back of %s: %s", check.address, error)
             return
         self._call_hooks(message, header.msg_id, asked.transaction_id, check.address, state, True)
 

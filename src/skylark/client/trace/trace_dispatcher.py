@@ -53,7 +53,7 @@ from skylark.core.errors import ClientStateError
 from skylark.core.lifecycle import Tasks
 from skylark.core.names import TRACE_TOPIC, Endpoint
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 QUEUE_MAX: Final = 2_048
 BATCH_MAX: Final = 20
@@ -131,7 +131,7 @@ class TraceDispatcher:
                 self.discarded += 1
                 self._count("dropped")
                 if self.discarded == 1:
-                    log.warning("traces of %s are dropped: the queue is full", self.group)
+                    logger.warning("traces of %s are dropped: the queue is full", self.group)
                 return False
             self._queue.append(context)
             waiting = len(self._queue)
@@ -141,7 +141,7 @@ class TraceDispatcher:
         try:
             self._runtime.control.post(self._check)
         except RuntimeError:
-            log.debug("the control loop is closed, traces stay where they are")
+            logger.debug("the control loop is closed, traces stay where they are")
         return True
 
     def start(self) -> None:
@@ -176,7 +176,7 @@ class TraceDispatcher:
             async with self._runtime.clock.timeout(STOP_TIMEOUT_S):
                 await asyncio.wait([task])
         except TimeoutError:
-            log.warning("%d traces of %s are not sent", len(self._queue), self.group)
+            logger.warning("%d traces of %s are not sent", len(self._queue), self.group)
             task.cancel()
             await asyncio.wait([task])
 
@@ -193,7 +193,7 @@ class TraceDispatcher:
             await parts.start(())
             await self._send_forever(parts)
         except Exception:
-            log.exception("cannot send traces of %s", self.group)
+            logger.exception("cannot send traces of %s", self.group)
         finally:
             self._stopping = True
             await self._tasks.cancel_and_wait()
@@ -265,7 +265,7 @@ class TraceDispatcher:
         except Exception as error:  # noqa: BLE001 - a lost trace is only logged
             self.failed += 1
             self._count("failed")
-            log.info("cannot send a trace of %s: %s", self.group, error)
+            logger.info("cannot send a trace of %s: %s", self.group, error)
         finally:
             self._wake.set()
 

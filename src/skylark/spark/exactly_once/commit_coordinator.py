@@ -30,7 +30,7 @@ from skylark.spark.exactly_once.half_message_completion import (
 from skylark.spark.exactly_once.txn_log import TxnLog
 from skylark.spark.sink.sink_client import SinkClient
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class CommitCoordinator:
@@ -53,7 +53,7 @@ class CommitCoordinator:
         """Commit a batch whose tasks have all succeeded."""
         await self._run(commit(sink, batch, messages))
         if self.ended.handed_over:
-            log.warning(
+            logger.warning(
                 "%d half messages of batch %d of sink %s were too old for the driver to commit: the"
                 " resolver commits them, if one runs (skylark txn resolver)",
                 self.ended.handed_over,

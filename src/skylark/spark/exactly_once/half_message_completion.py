@@ -46,7 +46,7 @@ from skylark.wire.headers.txn import (
     EndTransactionRequestHeader,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Single requests in flight to one broker.
 IN_FLIGHT_MAX: Final = 256
@@ -153,7 +153,7 @@ class HalfMessageCompleter:
 
         await gather_all(roll_back(portion) for portion in _portions(list(places)))
         if failures:
-            log.info("leaving the rollback to the resolver: %s", failures[0])
+            logger.info("leaving the rollback to the resolver: %s", failures[0])
 
     # ---- portions: half messages of one broker and topic, in one request -------------------------
 
@@ -255,7 +255,7 @@ class HalfMessageCompleter:
                 pause_s = outage.next_pause_s()
                 if pause_s is None or _is_refusal(error):
                     raise
-                log.debug("retrying END_TRANSACTION at %s: %s", queue.broker_name, error)
+                logger.debug("retrying END_TRANSACTION at %s: %s", queue.broker_name, error)
             await client.clock.sleep(pause_s)
 
     async def _is_there(self, place: HalfLocation) -> bool:

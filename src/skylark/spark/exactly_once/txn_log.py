@@ -52,7 +52,7 @@ from skylark.spark.sink.sink_client import SinkClient
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.message import MessageRecord, inflate_record, iter_records
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Must never change: it determines the queue of a sink.
 QUEUE_COUNT: Final = 16
@@ -109,7 +109,7 @@ class TxnLog:
             if not is_made and broker in await self._masters():
                 topics = Topics(self._client.session)
                 await topics.create(LOG_TOPIC, queue_count=QUEUE_COUNT, broker=broker)
-                log.info(
+                logger.info(
                     "created topic %s, the log of exactly-once sinks, on %s", LOG_TOPIC, broker
                 )
                 is_made = True
@@ -173,7 +173,7 @@ class TxnLog:
             Outage(_REPEAT, client.clock, PATIENCE_S),
             client.clock,
             strict_ack=self._strict_ack,
-            on_retry=partial(log.info, "retrying to append a record to %s: %s", LOG_TOPIC),
+            on_retry=partial(logger.info, "retrying to append a record to %s: %s", LOG_TOPIC),
         )
         return result.queue_offset
 
@@ -244,7 +244,7 @@ class TxnLog:
             high,
             client.clock,
             RangeTerms(expression=tags),
-            lambda missing: log.info("%d records of %s expired", missing.count, LOG_TOPIC),
+            lambda missing: logger.info("%d records of %s expired", missing.count, LOG_TOPIC),
         )
         try:
             async for pulled in pulls:

@@ -52,7 +52,7 @@ from skylark.wire.bodies.common_body import MessageQueue
 
 ItemT = TypeVar("ItemT")
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Bytes in flight at most.
 UNACKNOWLEDGED_MAX: Final = 32 << 20
@@ -283,7 +283,7 @@ class SinkSender(TaskSender[RowRequest]):
     async def _try(self, request: RowRequest) -> None:
         def on_retry(problem: SkylarkError) -> None:
             self.written.retries += 1
-            log.debug("retrying a request of %d rows: %s", request.count, problem)
+            logger.debug("retrying a request of %d rows: %s", request.count, problem)
 
         send = partial(self._send, request.target, request.parcel, self._windows)
         try:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 QUERY_PROPERTY = "sql.streaming.queryId"
 BATCH_PROPERTY = "streaming.sql.batchId"
@@ -184,17 +184,19 @@ async def _check_cluster(client: SinkClient, options: SinkOptions) -> None:
         return
     brokers.add(log_broker := await TxnLog(client).broker())
     if options.verify:
-        log.warning("txnVerify=true: exactly-once is a best effort, since the index may lag")
+        logger.warning("txnVerify=true: exactly-once is a best effort, since the index may lag")
     else:
         await client.require_idempotent(sorted(brokers))
     settings = await client.broker_settings(log_broker)
     if settings.get("flushDiskType") != "SYNC_FLUSH":
-        log.info("commit decisions on %s may be lost with the power: set flushDiskType=SYNC_FLUSH"
-                 " there", log_broker)  # fmt: skip
+        logger.info(
+            "a power loss at %s may lose commit decisions: set flushDiskType=SYNC_FLUSH there",
+            log_broker,
+        )
 
 
 def _summarise(messages: Sequence[SinkMessage], batch: int) -> None:
-    log.info(
+    logger.info(
         "batch %d: %d rows in %d bytes, %d requests retried, %d bad rows",
         batch,
         sum(message.written.count for message in messages),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SenderT = TypeVar("SenderT", bound=TaskSender[Any])
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Requests that are passed to the loop in one call.
 _TOGETHER: Final = 8
@@ -100,7 +100,7 @@ class BadRows:
                 hint="onBadRow=skip or dlq continues without such rows",
             )
         self.count += 1
-        log.info("skipping %s: %s", name, reason)
+        logger.info("skipping %s: %s", name, reason)
         if self._options.on_bad_row == "dlq":
             self.dead_letter_count += 1
             self.dead_letters.append(((body or b"null")[:BAD_BODY_SIZE_MAX], reason))

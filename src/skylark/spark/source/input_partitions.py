@@ -37,7 +37,7 @@ from skylark.spark.source.queue_bounds import choose_address
 from skylark.spark.source.source_options import FILE_RECORDS_PER_PARTITION, SourceOptions
 from skylark.wire.bodies.common_body import MessageQueue
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _POLICY: Final = "cleanup.policy"
 
@@ -80,7 +80,7 @@ class StoreFinder:
         try:
             config = await topic_config(self._session, address, topic)
         except SkylarkError as error:
-            log.info(
+            logger.info(
                 "cannot get the attributes of topic %s from broker %s: %s", topic, address, error
             )
             return None
@@ -91,7 +91,7 @@ class StoreFinder:
         try:
             report = await Settings(self._session).brokers(broker=address)
         except SkylarkError as error:
-            log.info("cannot get the store folder of broker %s: %s", address, error)
+            logger.info("cannot get the store folder of broker %s: %s", address, error)
             return None
         settings = report.servers[0].settings
         path = settings.get("storePathRootDir", "")

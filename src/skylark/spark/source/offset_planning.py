@@ -35,7 +35,7 @@ from skylark.spark.source.offset_options import Named
 from skylark.spark.source.queue_bounds import Bounds, ClusterSnapshot
 from skylark.wire.bodies.common_body import MessageQueue
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 K = TypeVar("K")
 
@@ -96,14 +96,14 @@ def _first(queue: MessageQueue, wanted: int, bounds: Bounds, *, fail: bool) -> i
     loss = messages_expired(Missing(queue=queue, wanted=wanted, available=bounds.low, count=count))
     if fail:
         raise loss
-    log.warning("continuing in spite of data loss: %s", loss.message)
+    logger.warning("continuing in spite of data loss: %s", loss.message)
     return bounds.low
 
 
 def _set_back(queue: MessageQueue, wanted: int, bounds: Bounds, *, fail: bool) -> int:
     if fail:
         raise queue_recreated(queue, wanted, bounds.high)
-    log.warning(
+    logger.warning(
         "reading %s again from its first offset %d: it ends at %d, before the offset %d",
         queue_name(queue),
         bounds.low,

@@ -36,7 +36,7 @@ from skylark.spark.source.store_file_reader import StoreReader, UnusableFilesErr
 if TYPE_CHECKING:
     import pyarrow as pa
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: The default size of Spark's own Arrow batches.
 BATCH_ROWS_MAX: Final = 10_000
@@ -76,7 +76,7 @@ class _Reader:
         """Warn once per store: the newest messages of a queue are often not in its files yet."""
         is_warning = self._range.store_given and self._range.store_path not in _warned_stores
         _warned_stores.add(self._range.store_path)
-        log.log(
+        logger.log(
             logging.WARNING if is_warning else logging.INFO,
             "pulling %s from offset %d on instead of reading files: %s",
             self._range.queue,
@@ -168,7 +168,7 @@ def tag_list(tags: str | None) -> list[str]:
 
 
 def _log_missing(missing: Missing) -> None:
-    log.warning("continuing in spite of data loss: %s", messages_expired(missing).message)
+    logger.warning("continuing in spite of data loss: %s", messages_expired(missing).message)
 
 
 def _address_finder(session: Session, part: QueueRange, read_from: str) -> Find:

@@ -48,7 +48,7 @@ from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body
 from skylark.wire.headers.admin import TopicRequestHeader
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ async def with_retries(
         except (SkylarkError, TimeoutError) as error:
             if not isinstance(error, (TransportError, TimeoutError)) and not error.retriable:
                 raise
-            log.info("retrying in %d ms: %s", options.fetch_retry_ms, error)
+            logger.info("retrying in %d ms: %s", options.fetch_retry_ms, error)
             await session.clock.sleep(options.fetch_retry_ms / 1000)
     return await work()
 
@@ -187,7 +187,7 @@ class ClusterInspector:
         except NoNameServerError as error:
             if self._routes_at is None:
                 raise
-            log.warning("cannot refresh routes, using the last ones: %s", error)
+            logger.warning("cannot refresh routes, using the last ones: %s", error)
         else:
             self._routes = routes
         self._routes_at = now
@@ -298,7 +298,7 @@ class ClusterInspector:
             answer = await session.call(address, request)
             table = decode_body(TopicStatsTable, answer.body or b"{}").offset_table
         except (BrokerError, RemoteProtocolError) as error:
-            log.info("broker %s gives no statistics of topic %s: %s", broker, topic, error)
+            logger.info("broker %s gives no statistics of topic %s: %s", broker, topic, error)
         else:
             found.versions[broker] = answer.version
             for queue, ends in table.items():

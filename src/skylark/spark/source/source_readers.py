@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 WARN_INTERVAL_S: Final = 60.0
 IDLE_POLL_MAX_S: Final = 2.0
@@ -324,7 +324,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if problems and (self._warned_at is None or now >= self._warned_at + WARN_INTERVAL_S):
             self._warned_at = now
             held = len(unread) + sum(queue not in snapshot.bounds for queue in begin.queues)
-            log.warning("%d queues are not read now: %s", held, "; ".join(problems))
+            logger.warning("%d queues are not read now: %s", held, "; ".join(problems))
 
     def _apply_limits(
         self, plan: BatchPlan, snapshot: ClusterSnapshot, limit: ReadLimit
@@ -371,7 +371,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     session.wrap(group),
                 )
             except SkylarkError as error:
-                log.info("cannot sample the message sizes of %s: %s", queue, error)
+                logger.info("cannot sample the message sizes of %s: %s", queue, error)
                 continue
             if found.sizes:
                 sizes[queue] = max(1, sum(found.sizes) // len(found.sizes))
@@ -419,6 +419,6 @@ class GroupOffsetReporter:
             now = session.clock.monotonic()
             if self._warned_at is None or now >= self._warned_at + WARN_INTERVAL_S:
                 self._warned_at = now
-                log.warning("cannot report the offsets of group %s: %s", self._group, error)
+                logger.warning("cannot report the offsets of group %s: %s", self._group, error)
         else:
             self._reported[queue] = offset

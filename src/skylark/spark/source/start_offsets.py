@@ -27,7 +27,7 @@ from skylark.spark.source.source_options import SourceOptions
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import V5_0_0
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SAMPLE_COUNT: Final = 32
 
@@ -125,7 +125,7 @@ class OffsetResolver:
             missing = Missing(queue=queue, wanted=offset, available=bounds.low, count=count)
             if self._options.fail_on_data_loss:
                 raise messages_expired(missing)
-            log.warning("%s", messages_expired(missing).message)
+            logger.warning("%s", messages_expired(missing).message)
         return max(offset, bounds.low)
 
     def _address(self, queue: MessageQueue) -> str:

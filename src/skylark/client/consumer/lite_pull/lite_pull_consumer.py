@@ -63,7 +63,7 @@ from skylark.core.clock import yield_once
 from skylark.core.errors import ClientError
 from skylark.wire.bodies.common_body import MessageQueue
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: What can be committed: offsets, queues (as far as they were handed out), or messages.
 Commit: TypeAlias = Mapping[MessageQueue, int] | Collection[MessageQueue] | Collection[MessageExt]

@@ -55,7 +55,7 @@ from skylark.core.lifecycle import Tasks
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import ResponseCode
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: After the first offset of a queue could not be found out.
 FIRST_OFFSET_DELAY_S: Final = 3.0
@@ -136,7 +136,7 @@ class LiteQueues:
             size_max=settings.pull_threshold_size_for_queue,
             span_max=settings.consume_max_span,
         )
-        self._limited_log = RateLimitedLog(log, clock)
+        self._limited_log = RateLimitedLog(logger, clock)
         self._waiting: deque[Batch] = deque()
         self._arrived = asyncio.Event()
         self._tasks = Tasks("lite pull")
@@ -289,7 +289,7 @@ class LiteQueues:
                 try:
                     delay_s = await self._pull(found)
                 except Exception:  # such as an error of a hook
-                    log.exception("cannot pull %s", found.queue)
+                    logger.exception("cannot pull %s", found.queue)
                     delay_s = self._error_delay_s
             await self._clock.sleep(delay_s)
 
@@ -298,7 +298,7 @@ class LiteQueues:
         hold = self._flow.may_pull(found.process_queue, self._clock.now_ms(), paused=found.paused)
         if hold is not None:
             if hold.should_log:
-                log.info("%s is not pulled for now: %s", found.queue, hold.reason.value)
+                logger.info("%s is not pulled for now: %s", found.queue, hold.reason.value)
             return None if hold.delay_ms is None else hold.delay_ms / 1000
         waiting = len(self._waiting) * self._settings.pull_batch_size
         return _NOW if waiting <= self._settings.pull_threshold_for_all else FLOW_CONTROL_DELAY_S
@@ -357,13 +357,13 @@ class LiteQueues:
 
     def _failed(self, found: LiteQueue, error: SkylarkError) -> float:
         if found.failures % FAILURES_PER_LOG == 0:
-            log.warning("cannot pull %s: %s", found.queue, error)
+            logger.warning("cannot pull %s: %s", found.queue, error)
         found.failures += 1
         return self._error_delay_s
 
     def _skip_undecodable(self, found: LiteQueue, error: UndecodableError) -> float:
         if found.alone:
-            log.error("%s: it is skipped: %s", error, error.__cause__)
+            logger.error("%s: it is skipped: %s", error, error.__cause__)
             found.pull_offset = error.next_offset
         found.alone = not found.alone
         return _NOW

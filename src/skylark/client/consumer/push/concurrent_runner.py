@@ -56,7 +56,7 @@ from skylark.client.core.client_message import MessageExt
 from skylark.client.core.hooks import ConsumeContext
 from skylark.core.names import is_retry_topic
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: How long accepted messages may wait to be settled; if the queue moves then, they are redelivered.
 SETTLE_MS: Final = 100
@@ -84,7 +84,7 @@ class ConcurrentRunner:
         for topic, of_topic in self._by_topic(assigned, messages):
             binding = self.services.bindings.get(topic)
             if binding is None:
-                log.warning(
+                logger.warning(
                     "no handler for topic %s: %d messages are sent back", topic, len(of_topic)
                 )
                 self._spawn(self.fail(assigned, of_topic, RECONSUME_LATER))
@@ -155,7 +155,7 @@ class ConcurrentRunner:
         clustering = services.settings.clustering
         if not clustering:
             lost = len(batch) - max(0, outcome.ack_index + 1)
-            log.warning("%d messages of %s failed and are lost", lost, assigned.queue)
+            logger.warning("%d messages of %s failed and are lost", lost, assigned.queue)
         kept = []
         for each in send_backs(process_queue, batch, outcome, clustering=clustering):
             if await services.sends_back.give(each.message, each.delay_level):
@@ -184,7 +184,7 @@ class ConcurrentRunner:
             message = process_queue.expired(services.clock.steady_ms(), timeout_ms)
             if message is None or process_queue.dropped:
                 return
-            log.warning("a handler hangs: %s is sent back", message)
+            logger.warning("a handler hangs: %s is sent back", message)
             if not await services.sends_back.give(message, EXPIRED_DELAY_LEVEL):
                 return
             services.stats.sent_back += 1

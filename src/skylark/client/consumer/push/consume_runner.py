@@ -35,7 +35,7 @@ from skylark.core.clock import Clock
 from skylark.core.lifecycle import Tasks
 from skylark.wire.bodies.common_body import MessageQueue
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class AssignedQueue(msgspec.Struct, eq=False, gc=False):
@@ -225,4 +225,4 @@ _NAMES = {kind: kind.name.replace("RETURN_NULL", "RETURNNULL") for kind in Retur
 def report(group: str, binding: Binding, message: MessageExt, error: BaseException) -> None:
     """Log the error of a handler, except RetryLater and DeadLetter."""
     if not isinstance(error, (RetryLater, DeadLetter)):
-        log.error("handler %s of %s failed on %s", binding.name, group, message, exc_info=error)
+        logger.error("handler %s of %s failed on %s", binding.name, group, message, exc_info=error)

@@ -36,7 +36,7 @@ from skylark.client.core.control_loop import Handover
 from skylark.core.clock import Clock, SystemClock
 from skylark.core.lifecycle import Tasks
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: How often the standby checks; a new one checks sooner, so that many handlers that block get
 #: their threads quickly.
@@ -135,7 +135,9 @@ class ThreadWorkers:
             try:
                 worker.thread.start()
             except RuntimeError as error:  # the system limit of threads is reached
-                log.warning("%s: %s; handlers run in %d threads", self._name, error, len(self._all))
+                logger.warning(
+                    "%s: %s; handlers run in %d threads", self._name, error, len(self._all)
+                )
                 return None
             self._all.append(worker)
         else:

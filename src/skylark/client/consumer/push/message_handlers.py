@@ -32,7 +32,7 @@ from skylark.core.clock import Clock, yield_once
 from skylark.core.errors import ClientError
 from skylark.core.lifecycle import Tasks
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Takes a message, or a list of them with ``batch``; may be a coroutine function.
 Handler: TypeAlias = Callable[[Any], Any]
@@ -139,7 +139,7 @@ class LoopWorkers:
         if self._closed:
             return
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s failed: %s", task.get_name(), error, exc_info=error)
+            logger.error("%s failed: %s", task.get_name(), error, exc_info=error)
         self._waking = False  # it may have been the one that was woken
         if self._ready:
             self._wake()
@@ -224,7 +224,7 @@ class LoopWorkers:
         for task in self._tasks:
             task.cancel(f"{self._name} stops")
         if not await self._wait(CANCEL_GRACE_S):
-            log.warning("%s: %d cancelled handlers have not ended", self._name, len(self._tasks))
+            logger.warning("%s: %d cancelled handlers have not ended", self._name, len(self._tasks))
         return False
 
     async def _wait(self, wait_s: float) -> bool:

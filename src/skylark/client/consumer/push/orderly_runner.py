@@ -58,7 +58,7 @@ from skylark.client.core.client_message import DeadLetter, MessageExt
 from skylark.core.names import is_retry_topic
 from skylark.wire.bodies.common_body import MessageQueue
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: How long to wait at the end until exhausted messages are published.
 SETTLE_WAIT_S: Final = 5.0
@@ -172,7 +172,7 @@ class OrderlyRunner:
         services = self._services
         binding = services.bindings.get(batch[0].topic)
         if binding is None:
-            log.warning("no handler for topic %s: %s waits", batch[0].topic, assigned.queue)
+            logger.warning("no handler for topic %s: %s waits", batch[0].topic, assigned.queue)
             return SUSPENDED, None
         context = self._hooks.before(assigned, batch) if self._hooks.any else None
         started_ms = services.clock.steady_ms()

@@ -51,7 +51,7 @@ from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import V4_1_0_SNAPSHOT, PullSysFlag, ResponseCode
 from skylark.wire.headers.pull import PullMessageRequestHeader
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SUSPEND_MS: Final = 15_000
 
@@ -117,7 +117,7 @@ class PullLoop:
                 await clock.sleep(self._delay_after(error))
                 continue
             except Exception:
-                log.exception("pulling %s failed", self._assigned.queue)
+                logger.exception("pulling %s failed", self._assigned.queue)
                 await clock.sleep(context.error_delay_s)
                 continue
             if found and pause_s:
@@ -133,7 +133,7 @@ class PullLoop:
             subscribed=context.subscription(assigned.queue.topic) is not None,
         )
         if hold is not None and hold.should_log:
-            log.warning("%s is not pulled: %s", assigned.queue, hold.reason.value)
+            logger.warning("%s is not pulled: %s", assigned.queue, hold.reason.value)
         return hold
 
     async def _wait(self, reason: HoldReason, delay_s: float) -> None:
@@ -155,7 +155,7 @@ class PullLoop:
         if isinstance(error, BrokerError) and error.code == ResponseCode.FLOW_CONTROL:
             return BROKER_FLOW_CONTROL_DELAY_MS / 1000
         if self._failures % FAILURES_PER_LOG == 0:
-            log.warning("pulling %s failed: %s", self._assigned.queue, error)
+            logger.warning("pulling %s failed: %s", self._assigned.queue, error)
         self._failures += 1
         return self._context.error_delay_s
 
@@ -188,7 +188,7 @@ class PullLoop:
         assigned.meter.pulled(pulled.status.name.lower(), took_ms, 0)
         self._offset = pulled.next_offset
         if pulled.status is PullStatus.OFFSET_ILLEGAL:
-            log.warning("%s continues at offset %d", assigned.queue, pulled.next_offset)
+            logger.warning("%s continues at offset %d", assigned.queue, pulled.next_offset)
             if not assigned.process_queue.dropped:
                 # The offset may be saved before the control loop gets this event.
                 context.services.offsets.update(assigned.queue, self._offset, increase_only=False)
@@ -300,6 +300,8 @@ class PullLoop:
             return self._offset
         self._alone = False
         queue = self._assigned.queue
-        log.error("a message before offset %d of %s is lost: %s", pulled.next_offset, queue, error)
+        logger.error(
+            "a message before offset %d of %s is lost: %s", pulled.next_offset, queue, error
+        )
         self._context.services.stats.undecodable += 1
         return pulled.next_offset

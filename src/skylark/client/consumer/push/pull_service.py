@@ -18,7 +18,7 @@ from skylark.client.core.control_loop import Handover
 from skylark.client.metrics import ConsumeMeter, QueueLevel
 from skylark.wire.bodies.common_body import MessageQueue
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class PullService:
@@ -144,7 +144,7 @@ class PullService:
                 try:
                     await self._context.runner.expire(assigned)
                 except Exception:
-                    log.exception("the check for hanging handlers of %s failed", assigned.queue)
+                    logger.exception("the check for hanging handlers of %s failed", assigned.queue)
 
     def close(self) -> None:
         """Stop all pull loops."""

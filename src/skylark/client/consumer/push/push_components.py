@@ -44,7 +44,7 @@ from skylark.core.lifecycle import Tasks
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.message import MessageRecord
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
 
@@ -183,7 +183,7 @@ class PushParts:
             self.instance.metrics.remove_source(self.pull_service)
         self.pull_service.close()
         if not await self.runner.close(self._settings.await_termination_ms / 1000):
-            log.warning(
+            logger.warning(
                 "handlers of %s have not ended: their messages will be delivered again",
                 self.member.group,
             )
@@ -216,7 +216,7 @@ class PushParts:
             await self.instance.heartbeat_all(whole=True)
             self.instance.rebalance_soon()
         except SkylarkError as error:
-            log.warning(
+            logger.warning(
                 "cannot send the changed subscription now, the next heartbeat has it: %s", error
             )
 

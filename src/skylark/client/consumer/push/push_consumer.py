@@ -68,7 +68,7 @@ from skylark.core.errors import ClientError, ClientStateError, ConfigError, NoRo
 from skylark.core.lifecycle import join
 from skylark.wire.bodies.common_body import MessageQueue
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 HandlerT = TypeVar("HandlerT", bound=Handler)
 
@@ -242,7 +242,7 @@ class PushConsumer(Startable):
         except BaseException:
             await self.stop()
             raise
-        log.info("consumer %s started as %s", self.group, self.client_id)
+        logger.info("consumer %s started as %s", self.group, self.client_id)
 
     async def _join(self) -> None:
         """Acquire all resources; ``_exit`` releases them in reverse order."""

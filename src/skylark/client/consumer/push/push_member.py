@@ -46,7 +46,7 @@ from skylark.wire.bodies.heartbeat import ConsumerData, ConsumeType
 from skylark.wire.codes import CURRENT_VERSION, version_name
 from skylark.wire.message import MessageRecord
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RESET_WAIT_S: Final = 10.0
 _ORDERLY_RESULTS: Final[Mapping[OrderlyStatus, CMResult]] = {
@@ -81,7 +81,7 @@ class OffsetResets:
             mine = {queue: offset for queue, offset in offsets.items() if queue in ours}
             self._given_up.update(mine)
             for queue, offset in mine.items():
-                log.info("%s is reset to offset %d", queue, offset)
+                logger.info("%s is reset to offset %d", queue, offset)
                 process_queue = self._rebalancer.rebalance.table.get(queue)
                 if process_queue is not None:
                     process_queue.dropped = True

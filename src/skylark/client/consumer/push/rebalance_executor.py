@@ -44,7 +44,7 @@ from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import Tasks
 from skylark.wire.bodies.common_body import MessageQueue
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Interval of the check whether a handler has ended.
 IDLE_CHECK_MS: Final = 10
@@ -101,7 +101,7 @@ class RebalanceExecutor:
         self._data_plane = data_plane
         self._clock = instance.runtime.clock
         self._one_at_a_time = asyncio.Lock()
-        self._limited_log = RateLimitedLog(log, self._clock)
+        self._limited_log = RateLimitedLog(logger, self._clock)
         self._strays: set[MessageQueue] = set()  # queues that may be locked for us but are not ours
         self._on_abandoned = on_abandoned
         self.closed = False
@@ -133,7 +133,9 @@ class RebalanceExecutor:
         try:
             share = self.rebalance.share(topic, route.subscribe, members)
         except Exception:
-            log.exception("allocation strategy %s failed for %s", self._settings.allocation, topic)
+            logger.exception(
+                "allocation strategy %s failed for %s", self._settings.allocation, topic
+            )
             return False
         if share is None or self.closed:
             return False
@@ -171,7 +173,7 @@ class RebalanceExecutor:
             return None
 
     async def _announce(self, settled: Settled) -> None:
-        log.info(
+        logger.info(
             "%s has %d of %d queues of %s now", self._group, len(settled.my_queues),
             len(settled.all_queues), settled.topic,
         )  # fmt: skip
@@ -203,7 +205,7 @@ class RebalanceExecutor:
             kind = type(instruction)  # many queues of one broker fail for one reason
             self._limited_log.failed(kind, error, "the next round repeats %s", instruction)
         except Exception:
-            log.exception("%s failed", instruction)
+            logger.exception("%s failed", instruction)
 
     async def _step(self, instruction: Instruction) -> list[Instruction]:
         match instruction:
@@ -322,7 +324,7 @@ class RebalanceExecutor:
                     ("renew", broker), error, "cannot renew the locks at %s now", broker
                 )
             except Exception:  # such as an error of a hook; the other locks are renewed
-                log.exception("cannot renew the locks at %s", each.broker_name)
+                logger.exception("cannot renew the locks at %s", each.broker_name)
             else:
                 self.rebalance.relocked(each.queues, held, self._clock.steady_ms())
 
@@ -341,7 +343,7 @@ class RebalanceExecutor:
             )
             return ()
         except Exception:  # such as an error of a hook
-            log.exception("cannot get locks from %s", broker_name)
+            logger.exception("cannot get locks from %s", broker_name)
             return ()
         self._strays.difference_update(queue for queue in queues if queue not in held)
         return held
@@ -385,7 +387,7 @@ class RebalanceExecutor:
     def _abandon(self) -> None:
         if not self.closed:
             self.closed = True
-            log.error(
+            logger.error(
                 "the event loop of %s was closed without stop(): it leaves the group", self._group
             )
             self.tasks.spawn(self._on_abandoned(), name="leave")
