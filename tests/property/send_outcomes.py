@@ -218,7 +218,7 @@ def _plain_forms(world: Stored) -> Iterator[None]:
             (RecentHalves, "find", lambda _self, _header: None),
             # Queue and index entries are made one by one, each from its own record.
             (reput, "_ALIKE_MIN", sys.maxsize),
-            (reput.Dispatch, "_add_entries", lambda *_: False),
+            (reput.Reput, "_add_entries", lambda *_: False),
             # Answers are written by the plain codec, from a map of their fields.
             (SendCodec, "_reply", SendCodec._command),
             (dispatch, "write", _write_plainly),

@@ -30,7 +30,7 @@ from skylark.net.connection import Connection
 from skylark.net.success_response import success
 from skylark.store import reput
 from skylark.store.put_message import Putter
-from skylark.store.reput import Dispatch
+from skylark.store.reput import Reput
 from skylark.wire import command_codec
 from skylark.wire.command import Command
 from tests.property import send_oracle
@@ -126,7 +126,7 @@ def _reconsume_times_lost(original: Original) -> Original:
 
 
 def _reports_no_arrival(original: Original) -> Original:
-    def add_entries(self: Dispatch, *args: Any) -> bool:
+    def add_entries(self: Reput, *args: Any) -> bool:
         awaited, self._is_awaited = self._is_awaited, lambda *_queue: False
         try:
             return bool(original(self, *args))
@@ -137,7 +137,7 @@ def _reports_no_arrival(original: Original) -> Original:
 
 
 def _other_tags(original: Original) -> Original:
-    def read_alike(self: Dispatch, *args: Any) -> Any:
+    def read_alike(self: Reput, *args: Any) -> Any:
         codes = original(self, *args)
         return None if codes is None else [code + 1 for code in codes]
 
@@ -216,8 +216,8 @@ SEEDED: Final = (
         "order of a run", EndTransactionStep, "_draft_from_log", _stores_nothing_first, "answers",
         By.WAYS,
     ),
-    Seeded("arrival", Dispatch, "_add_entries", _reports_no_arrival, "pulls", By.WAYS, _FEW),
-    Seeded("queue entries", Dispatch, "_read_alike", _other_tags, "queues", By.WAYS, ALIKE),
+    Seeded("arrival", Reput, "_add_entries", _reports_no_arrival, "pulls", By.WAYS, _FEW),
+    Seeded("queue entries", Reput, "_read_alike", _other_tags, "queues", By.WAYS, ALIKE),
     Seeded("index entries", reput, "alike_ids", _other_ids, "index", By.WAYS, ALIKE),
     Seeded(
         "reply", SendCodec, "_reply", _wrong_queue_in_reply, "answers", By.WAYS, is_timed=False

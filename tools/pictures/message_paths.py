@@ -69,7 +69,7 @@ SEND: Final = Picture(
         Box("append", 6, 0, "6a  Append",
             ["Check limits, then write each record into", "the mapped file of the commit log"],
             ["store/put_message.py", "store/commit_log.py"]),
-        Box("dispatch", 6, 1, "6b  Dispatch",
+        Box("dispatch", 6, 1, "6b  Reput",
             [
                 "Make queue and index entries; with",
                 "SYNC_FLUSH after the flush. From now on",
@@ -154,7 +154,7 @@ HELD_PULL: Final = Picture(
             ],
             ["broker/pull/long_polling.py"]),
         Box("arrival", 5, 1, "5a  Message arrives",
-            ["Dispatch reports it, if a pull waits for its queue"],
+            ["Reput reports it, if a pull waits for its queue"],
             ["store/reput.py"]),
         Box("send", 5, 0, "Append",
             ["See the way of a send"],

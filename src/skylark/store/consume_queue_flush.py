@@ -35,7 +35,7 @@ from skylark.store.errors import StoreFileError
 from skylark.store.owner_thread import Post, post_when_done
 from skylark.store.queue_registry import FlushRound
 from skylark.store.recovery import StoreParts
-from skylark.store.reput import Dispatch
+from skylark.store.reput import Reput
 from skylark.store.running_flags import RunningFlags, StoreFlag
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class DerivedFileFlush:
     def __init__(
         self,
         parts: StoreParts,
-        dispatch: Dispatch,
+        dispatch: Reput,
         dirty_ranges: DirtyRanges,
         flags: RunningFlags,
         *,

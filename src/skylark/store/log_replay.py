@@ -6,7 +6,7 @@ Three parts, used by :mod:`skylark.store.recovery` and by the running store:
   (:mod:`skylark.wire.record_scan`). It follows the files, and finds where the log ends and why. It
   reads and never maps: a file of unknown origin may be sparse or on a failing disk.
 * :class:`Replay` makes queue entries and index entries from columns, the same that
-  :class:`skylark.store.reput.Dispatch` made when the records were appended. Records are grouped by
+  :class:`skylark.store.reput.Reput` made when the records were appended. Records are grouped by
   queue, and a queue takes a run of entries at once; where a run does not simply continue its queue,
   each record is handled separately.
 * :class:`IndexCatchUp` brings an index that is behind up to the end of the log, slice by slice,

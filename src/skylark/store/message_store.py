@@ -4,7 +4,7 @@
 
                     +-- Putter --> CommitLog --> MappedFiles --> FlushService, CommitService
     MessageStore ---+                 |
-                    |              Dispatch --> ConsumeQueues, IndexService --> DerivedFileFlush
+                    |              Reput -----> ConsumeQueues, IndexService --> DerivedFileFlush
                     |                                                                |
                     +-- Reader, Retention                                        Checkpoint
 
@@ -55,7 +55,7 @@ from skylark.store.put_message import CopyGrowth, Putter, no_growth
 from skylark.store.queue_registry import ConsumeQueues
 from skylark.store.recovery import Progress, RecoveryReport, StoreParts, recover
 from skylark.store.replica_log import ReplicaLog, ReplicaWait
-from skylark.store.reput import Dispatch, IsAwaited, OnArrival, TagsCodes
+from skylark.store.reput import IsAwaited, OnArrival, Reput, TagsCodes
 from skylark.store.retention import OnDelete, Retention
 from skylark.store.running_flags import RunningFlags
 from skylark.store.store_results import PutResult, PutStatus, PutWaiter
@@ -137,7 +137,7 @@ class MessageStore:
         self.queues = self._make_queues()
         self.index = self._make_index()
         self._tags_codes = TagsCodes(config.delay_levels_ms)
-        self.dispatch = Dispatch(
+        self.dispatch = Reput(
             self.index,
             self._tags_codes,
             on_arrival=on_arrival,

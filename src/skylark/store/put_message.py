@@ -43,7 +43,7 @@ from skylark.store.consume_queue import ConsumeQueue, EntryQueue
 from skylark.store.errors import StoreFullError
 from skylark.store.log_replay import SECTOR_SIZE
 from skylark.store.queue_registry import ConsumeQueues
-from skylark.store.reput import HIDDEN_KINDS, Appended, Dispatch
+from skylark.store.reput import HIDDEN_KINDS, Appended, Reput
 from skylark.store.running_flags import RunningFlags, StoreFlag
 from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.batch import Batch
@@ -86,7 +86,7 @@ class Putter:
         config: StoreConfig,
         log: CommitLog,
         queues: ConsumeQueues,
-        dispatch: Dispatch,
+        dispatch: Reput,
         flags: RunningFlags,
         *,
         copy_growth: CopyGrowth = no_growth,

@@ -50,7 +50,7 @@ from skylark.store.log_replay import LogScan, Replay, record_at
 from skylark.store.owner_thread import Post
 from skylark.store.record_stream import RecordStream, RecordStreamError
 from skylark.store.recovery import StoreParts
-from skylark.store.reput import Dispatch
+from skylark.store.reput import Reput
 from skylark.store.store_results import PutWaiter
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class ReplicaLog:
         self,
         parts: StoreParts,
         replay: Replay,
-        dispatch: Dispatch,
+        dispatch: Reput,
         *,
         post: Post,
         wake_flush: Callable[[], None],

@@ -8,7 +8,7 @@ Only the log is authoritative. Each record makes one consume queue entry and ind
 
 With ASYNC_FLUSH this happens right after the append, without a polling delay. With SYNC_FLUSH a
 record becomes visible only when it is on disk: its dispatch waits here, in order of the log, until
-:meth:`Dispatch.release` is called with the flushed offset. So no consumer reads a message that a
+:meth:`Reput.release` is called with the flushed offset. So no consumer reads a message that a
 power failure could take back (``readUnCommitted`` turns that off).
 
 **Tags code.** The Java hash of the property TAGS, 0 without one. In the queue of delayed messages
@@ -194,7 +194,7 @@ class Run(NamedTuple):
     properties: Sequence[bytes]
 
 
-class Dispatch:
+class Reput:
     """Makes queue and index entries for the records that are appended to the log."""
 
     def __init__(

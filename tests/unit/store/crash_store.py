@@ -24,7 +24,7 @@ from skylark.store.index import IndexService
 from skylark.store.log_replay import IndexCatchUp
 from skylark.store.queue_registry import ConsumeQueues
 from skylark.store.recovery import Progress, RecoveryReport, StoreParts, recover
-from skylark.store.reput import Arrival, Dispatch, TagsCodes
+from skylark.store.reput import Arrival, Reput, TagsCodes
 from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.batch import Batch, BatchMessage, encode_batch
 from skylark.wire.layout import FLAG_INNER_BATCH, FLAG_NEED_UNWRAP
@@ -111,7 +111,7 @@ class CrashStore:
         self.abort = AbortFile(files, root)
         self.tags_codes = TagsCodes(config.delay_levels_ms)
         self.arrivals: list[Arrival] = []
-        self.dispatch = Dispatch(
+        self.dispatch = Reput(
             self.index,
             self.tags_codes,
             on_arrival=self.arrivals.append,

@@ -18,7 +18,7 @@ from skylark.store.message_reader import GetResult, Reader
 from skylark.store.put_message import Putter
 from skylark.store.queue_registry import ConsumeQueues
 from skylark.store.recovery import StoreParts
-from skylark.store.reput import Dispatch, TagsCodes
+from skylark.store.reput import Reput, TagsCodes
 from skylark.store.running_flags import RunningFlags
 from skylark.store.store_results import GetStatus, PutResult, PutStatus
 from skylark.testing.faulty_file_system import FaultyFileSystem
@@ -76,7 +76,7 @@ class SmallStore:
             entry_count_max=index_entries,
         )
         self.flags = RunningFlags()
-        self.dispatch = Dispatch(self.index, TagsCodes())
+        self.dispatch = Reput(self.index, TagsCodes())
         self.putter = Putter(self.config, self.log, self.queues, self.dispatch, self.flags)
         self.reader = self.make_reader(ram_size=ram_size)
         self.checkpoint = Checkpoint(files, root)

@@ -12,7 +12,7 @@ from skylark.store.commit_log import Draft
 from skylark.store.consume_queue import ConsumeQueue
 from skylark.store.files import OsFileSystem
 from skylark.store.put_message import Putter
-from skylark.store.reput import Arrival, Dispatch, TagsCodes
+from skylark.store.reput import Arrival, Reput, TagsCodes
 from skylark.store.running_flags import RunningFlags, StoreFlag
 from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.batch import Batch, BatchMessage, encode_batch
@@ -250,7 +250,7 @@ def test_a_failing_arrival_callback_does_not_undo_a_put(
     def fail(arrival: Arrival) -> None:
         raise RuntimeError("a bug")
 
-    dispatch = Dispatch(store.index, TagsCodes(), on_arrival=fail)
+    dispatch = Reput(store.index, TagsCodes(), on_arrival=fail)
     putter = Putter(store.config, store.log, store.queues, dispatch, store.flags)
     results = [put(putter), put(putter)]
     assert {result.status for result in results} == {PutStatus.PUT_OK}
@@ -294,7 +294,7 @@ def test_a_message_whose_entries_cannot_be_made_is_an_error(
 def test_records_that_wait_for_the_disk_are_not_dispatched_twice(
     store: SmallStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dispatch = Dispatch(store.index, TagsCodes(), after_flush=True)
+    dispatch = Reput(store.index, TagsCodes(), after_flush=True)
     putter = Putter(store.config, store.log, store.queues, dispatch, store.flags)
     real = dispatch.add_run
 

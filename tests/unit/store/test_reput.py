@@ -1,4 +1,4 @@
-"""Dispatch at append, and that a replay of the log makes the same entries."""
+"""Reput at append, and that a replay of the log makes the same entries."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from skylark.store.index import IndexService
 from skylark.store.index_file import KeyedRecords
 from skylark.store.reput import (
     Arrival,
-    Dispatch,
     InnerBatch,
+    Reput,
     TagsCodes,
     add_queue_entry,
     inner_batch,
@@ -108,7 +108,7 @@ pieces = st.sampled_from([b"TAGS", b"KEYS", b"UNIQ_KEY", b"X", b"\x01", b"\x01",
 def test_every_text_of_a_record_is_found_as_elsewhere(properties: bytes) -> None:
     """Wherever it stands, and the last that is not empty where there are several."""
     index, arrivals = Noted(), list[Arrival]()
-    dispatch = Dispatch(index, TagsCodes(), on_arrival=arrivals.append)
+    dispatch = Reput(index, TagsCodes(), on_arrival=arrivals.append)
     queue = new_store().queues.get_or_create("T", 0)
     dispatch.add_run([(queue, 0, 100, 0, properties)], START_MS)
     names = (b"UNIQ_KEY", b"KEYS", b"TAGS")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from skylark.core.hashing import java_hash
 from skylark.store.commit_log import Draft
 from skylark.store.put_message import Putter
-from skylark.store.reput import Arrival, Dispatch, IsAwaited, TagsCodes
+from skylark.store.reput import Arrival, IsAwaited, Reput, TagsCodes
 from tests.unit.store.crash_store import derived_files
 from tests.unit.store.small_store import HOST, QUEUE_FILE_ENTRIES, SmallStore, memory_store
 
@@ -28,7 +28,7 @@ class ArrivalLog:
     def __init__(self, is_awaited: IsAwaited | None = None, *, after_flush: bool = False) -> None:
         self.store: SmallStore = memory_store()
         self.arrivals: list[Arrival] = []
-        self.dispatch = Dispatch(
+        self.dispatch = Reput(
             self.store.index,
             TagsCodes(),
             on_arrival=self.arrivals.append,

@@ -11,7 +11,7 @@ from skylark.store.commit_log import Draft
 from skylark.store.log_replay import LogScan
 from skylark.store.message_reader import Reader
 from skylark.store.put_message import Putter
-from skylark.store.reput import HIDDEN_KINDS, Dispatch, TagsCodes
+from skylark.store.reput import HIDDEN_KINDS, Reput, TagsCodes
 from skylark.store.running_flags import RunningFlags
 from skylark.testing.fault_plan import FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
@@ -31,7 +31,7 @@ def keyed(body: bytes, keys: str) -> Draft:
 @pytest.mark.parametrize("count_max", [1, 4, 64])
 def test_a_query_finds_only_readable_records_while_others_wait_for_the_disk(count_max: int) -> None:
     store = memory_store()
-    dispatch = Dispatch(store.index, TagsCodes(), after_flush=True)
+    dispatch = Reput(store.index, TagsCodes(), after_flush=True)
     putter = Putter(store.config, store.log, store.queues, dispatch, store.flags)
     reader = Reader(
         store.config,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from skylark.core.names import SCHEDULE_TOPIC
 from skylark.store.commit_log import Draft
 from skylark.store.put_message import Putter
-from skylark.store.reput import Dispatch, TagsCodes
+from skylark.store.reput import Reput, TagsCodes
 from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.message import iter_records
 from tests.unit.store.crash_store import derived_files
@@ -25,7 +25,7 @@ class Site:
     def __init__(self) -> None:
         self.store: SmallStore = memory_store()
         store = self.store
-        self.dispatch = Dispatch(store.index, TagsCodes((1000, 5000)))
+        self.dispatch = Reput(store.index, TagsCodes((1000, 5000)))
         self.putter = Putter(store.config, store.log, store.queues, self.dispatch, store.flags)
 
     def files(self) -> dict[str, bytes]:
