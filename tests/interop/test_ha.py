@@ -92,7 +92,7 @@ def test_an_empty_slave_of_apache_gets_the_last_file_and_says_what_it_lacks(
                 )
                 check_same_messages(scene, pair)
                 said = "".join(file.read_text() for file in pair.slave.log_files())
-                assert f"this log begins at {start}: what master" in said
+                assert f"this log begins at {start}: earlier messages of master" in said
             scene.close()
 
 
