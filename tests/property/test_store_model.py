@@ -2,7 +2,7 @@
 
 The model is a list of messages in the order of the log
 (:class:`tests.support.store_machine.Ledger`) and what follows from it. Workers and time move only
-by rules, so that whatever hypothesis finds can be found again, and shrinks to the few steps that
+by rules, so that a failure of hypothesis can be found again, and shrinks to the few steps that
 matter.
 """
 

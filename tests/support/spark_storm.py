@@ -1,12 +1,12 @@
 """Two streaming queries whose driver, Python workers and broker are killed: one seeded run.
 
-A driver in a process of its own (:mod:`tests.support.spark_storm_driver`) reads one topic and
+A driver in a separate process (:mod:`tests.support.spark_storm_driver`) reads one topic and
 writes two, one at least once, one exactly once. For each trouble a plan is laid out
 (:mod:`tests.support.spark_storm_steps`) and a portion of messages sent: when a query gets to the
 step that the plan names, the victim is killed with SIGKILL, exactly there. What was killed is
 started again, and the next trouble waits until both queries have caught up. The troubles of
 consecutive seeds go round all victims at all steps of reading, writing and committing; the seed
-decides how often a step is taken before, and for how long brokers ask nobody about halves. Runs
+decides how often a step is taken before, and for how long brokers send no check-backs. Runs
 with odd seeds write rows in portions, those with even ones one by one.
 
 What must hold, whatever is killed:

@@ -1,7 +1,7 @@
 """The driver of a storm: two queries from one topic to two others, started again when they fail.
 
 One writes at least once, the other exactly once. A row names the place of its message, which is
-unique. Ends when it is told to, or with the process that started it; see
+unique. Ends on request, or with the process that started it; see
 :mod:`tests.support.spark_storm`.
 Usage: spark_storm_driver.py NAMESRV SOURCE PLAIN EXACT IMMUNITY_SEC, the folder in the environment
 """

@@ -91,8 +91,8 @@ class Box:
 class Arrow:
     """From box to box. ``side``: along the outer side of a column; ``gutter``: between columns.
 
-    ``lane`` chooses one of two places in the gutter; there, the box at the end is met at a height
-    of its own for each lane.
+    ``lane`` chooses one of two places in the gutter; each
+    lane meets the box at its end at a different height.
     """
 
     start: str

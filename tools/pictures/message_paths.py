@@ -2,7 +2,7 @@
 
 A send, a held pull, a transaction and a consumed message. Files are named relative to
 ``src/skylark``; ``tests/test_pictures.py`` fails when one is gone. The formatter would give each
-argument a line of its own: it is off for the tables.
+argument on a separate line: it is off for the tables.
 """
 
 from __future__ import annotations

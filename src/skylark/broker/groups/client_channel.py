@@ -36,7 +36,7 @@ class ClientChannel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return str(Address(*self.peer.remote_address))
 
     def body(self) -> ConnectionBody:
-        """The form for the answers to 203 and 204."""
+        """The form in the responses of 203 and 204."""
         return ConnectionBody(
             client_id=self.client_id,
             client_addr=self.address,

@@ -13,7 +13,7 @@ RMQ_SYS_TRANS_HALF_TOPIC, with its destination in ``REAL_TOPIC`` and ``REAL_QID`
   administrator can resume (:meth:`Half.resumed_copy`).
 
 **Identity.** A half message is identified by the queue offset of its *first* copy, which every
-later copy has in ``TRAN_PREPARED_QUEUE_OFFSET``. So the answers to two check-backs are about one
+later copy has in ``TRAN_PREPARED_QUEUE_OFFSET``. So both results of two check-backs are about one
 message. Java sets that property only during immunity; here every copy has it. A producer cannot set
 it: :func:`drop_half_names` removes it.
 

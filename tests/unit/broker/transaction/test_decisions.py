@@ -97,7 +97,7 @@ def test_old_blocks_are_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     st.lists(st.tuples(st.sampled_from(["new", "copy", "decide", "repeat"]), st.integers(0, 20)))
 )
 def test_every_message_is_decided_at_most_once(steps: list[tuple[str, int]]) -> None:
-    """The first decision stands, whatever copies there are and whichever copy it names."""
+    """The first decision stands, for any copies and for any copy that it names."""
     decisions = Decisions()
     messages: list[list[int]] = []  # the copies of each
     outcomes: dict[int, HalfOutcome] = {}
