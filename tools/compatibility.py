@@ -33,7 +33,7 @@ from typing import Final
 from skylark.broker.admin.refused_requests import REFUSED
 from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.codes import RequestCode
-from skylark.wire.rows.catalogue_row import Priority, Row
+from skylark.wire.rows.catalogue_row import Row
 from tests.golden.replay.recording import RUNS, Scenario
 from tests.interop import mqadmin_commands
 from tests.interop.broker_scenarios.table import CLIENTS, SCENARIOS
@@ -173,7 +173,7 @@ def _codes_in(nodes: Iterable[ast.AST]) -> set[RequestCode]:
 def state_of_code(row: Row, shown: Mapping[int, set[str]]) -> tuple[str, str]:
     """State of a request code, and what shows it or why not."""
     code = row.code
-    if row.priority is Priority.UNUSED:
+    if not row.direction:
         return REFUSAL, _UNUSED
     if (reason := REFUSED.get(code) or NOT_ASKED.get(code)) is not None:
         return _refusal(reason), reason

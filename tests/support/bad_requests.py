@@ -18,7 +18,7 @@ import msgspec
 from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.codes import CURRENT_VERSION, RequestCode
 from skylark.wire.command import Command
-from skylark.wire.rows.catalogue_row import Priority, Row
+from skylark.wire.rows.catalogue_row import Row
 
 #: What is not of the type, out of range, or means something else than it should.
 VALUES: Final = (
@@ -38,12 +38,8 @@ TEXT, NUMBER, TRUTH = "x", "1", "true"
 
 
 def rows() -> list[Row]:
-    """The requests that brokers are asked, of the first two priorities."""
-    return [
-        row
-        for row in CATALOGUE.values()
-        if row.priority in (Priority.P0, Priority.P1) and "->B" in row.direction
-    ]
+    """The requests that brokers are asked."""
+    return [row for row in CATALOGUE.values() if "->B" in row.direction]
 
 
 def bad_requests(row: Row, rng: random.Random) -> Iterator[Command]:

@@ -11,7 +11,7 @@ import msgspec
 from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.fields import Header, Int32, Int64
-from skylark.wire.rows.catalogue_row import Access, BodyKind, BodyType, Oneway, Priority, Row
+from skylark.wire.rows.catalogue_row import Access, BodyKind, BodyType, Oneway, Row
 from tools.reference.comments import inherited_remarks, remarks
 from tools.reference.markdown import code, head, slug, table
 
@@ -56,8 +56,8 @@ $ make reference
 
 def page() -> str:
     """The whole page."""
-    used = [row for row in CATALOGUE.values() if row.priority is not Priority.UNUSED]
-    unused = [row for row in CATALOGUE.values() if row.priority is Priority.UNUSED]
+    used = [row for row in CATALOGUE.values() if row.direction]
+    unused = [row for row in CATALOGUE.values() if not row.direction]
     meanings = remarks(RequestCode)
     overview = table(
         ["Code", "Request", "Between", "What it does"],
@@ -77,7 +77,7 @@ def page() -> str:
         "## Answers\n",
         table(
             ["Code", "Name"],
-            ([str(int(each)), each.name] for each in ResponseCode if each >= 0),
+            ([str(int(each)), each.name] for each in ResponseCode),
         ),
     ]
     return "\n".join(parts)

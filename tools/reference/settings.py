@@ -11,10 +11,11 @@ from itertools import groupby
 from typing import Final
 
 from skylark.broker.config import ALWAYS_BLACK_LISTED, BrokerConfig
+from skylark.broker.ignored_settings import IGNORED
 from skylark.broker.ignored_settings import REFUSED as REFUSED_BROKER
-from skylark.broker.ignored_settings import ignored_keys
 from skylark.broker.live_settings import READ_AT_START, START_REASONS
 from skylark.core.config import Config, SettingInfo, format_value, own_settings, settings
+from skylark.core.ignored_keys import ignored_keys
 from skylark.namesrv.config import ALWAYS_BLACK_LISTED as NAMESRV_BLACK_LISTED
 from skylark.namesrv.config import READ_AT_START as NAMESRV_READ_AT_START
 from skylark.namesrv.config import IgnoredSettings, NamesrvConfig
@@ -168,6 +169,6 @@ def _refused_rows() -> Iterable[list[str]]:
 
 def _ignored_rows() -> Iterable[list[str]]:
     taken = {info.java for info in settings(StoreConfig)} | REFUSED_BROKER.keys()
-    rows = ((reason, key) for key, _, reason in ignored_keys() if key not in taken)
+    rows = ((reason, key) for key, _, reason in ignored_keys(IGNORED) if key not in taken)
     for reason, pairs in groupby(rows, key=lambda row: row[0]):
         yield [reason, ", ".join(code(key) for _, key in pairs)]

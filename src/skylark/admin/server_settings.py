@@ -24,15 +24,13 @@ from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body
 from skylark.wire.fields import Header, decode_ext
 from skylark.wire.headers.route import (
-    AddWritePermOfBrokerRequestHeader,
     AddWritePermOfBrokerResponseHeader,
-    DeleteKVConfigRequestHeader,
-    GetKVConfigRequestHeader,
     GetKVConfigResponseHeader,
     GetKVListByNamespaceRequestHeader,
+    KVKeyRequestHeader,
     PutKVConfigRequestHeader,
-    WipeWritePermOfBrokerRequestHeader,
     WipeWritePermOfBrokerResponseHeader,
+    WritePermOfBrokerRequestHeader,
 )
 
 
@@ -149,7 +147,7 @@ class Settings:
         Consumers go on reading, so it drains a broker before its removal. It lasts until the broker
         registers again after a restart. Raises NotFoundError, PartialFailureError.
         """
-        header = WipeWritePermOfBrokerRequestHeader(broker_name=broker)
+        header = WritePermOfBrokerRequestHeader(broker_name=broker)
         answers = await self._set_write_perm(broker, RequestCode.WIPE_WRITE_PERM_OF_BROKER, header)
         return {
             address: decode_ext(WipeWritePermOfBrokerResponseHeader, answer.ext).wipe_topic_count
@@ -159,7 +157,7 @@ class Settings:
     async def add_write_perm(self, broker: str) -> dict[str, int]:
         """Restore write permission of a broker in the routes (327): topics changed, by name
         server."""
-        header = AddWritePermOfBrokerRequestHeader(broker_name=broker)
+        header = WritePermOfBrokerRequestHeader(broker_name=broker)
         answers = await self._set_write_perm(broker, RequestCode.ADD_WRITE_PERM_OF_BROKER, header)
         return {
             address: decode_ext(AddWritePermOfBrokerResponseHeader, answer.ext).add_topic_count
@@ -181,7 +179,7 @@ class Settings:
 
 async def kv_get(session: Session, namespace: str, key: str) -> str | None:
     """A value of the key-value table; None if there is none."""
-    header = GetKVConfigRequestHeader(namespace=namespace, key=key)
+    header = KVKeyRequestHeader(namespace=namespace, key=key)
     request = make_request(RequestCode.GET_KV_CONFIG, header)
     answer = await session.ask_name_servers(request, ResponseCode.QUERY_NOT_FOUND)
     if answer.code == ResponseCode.QUERY_NOT_FOUND:
@@ -197,7 +195,7 @@ async def kv_put(session: Session, namespace: str, key: str, value: str) -> None
 
 async def kv_delete(session: Session, namespace: str, key: str) -> None:
     """DELETE_KV_CONFIG (102) at all name servers; raises PartialFailureError."""
-    header = DeleteKVConfigRequestHeader(namespace=namespace, key=key)
+    header = KVKeyRequestHeader(namespace=namespace, key=key)
     await session.call_all_name_servers(make_request(RequestCode.DELETE_KV_CONFIG, header))
 
 

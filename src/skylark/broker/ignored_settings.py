@@ -2,9 +2,8 @@
 
 A properties file written for ``mqbroker`` loads unchanged, and request 26 prints every key that a
 real 5.5.0 prints, with the default it has there (thread counts as on a machine with two
-processors). :data:`IGNORED` is the one table of keys that nothing here reads, grouped by reason; a
-key without ``=`` has no default in Java and is printed only once it is set. The type of a setting
-is that of its default.
+processors). :data:`IGNORED` is the one table of keys that nothing here reads
+(:mod:`skylark.core.ignored_keys`).
 
 Ignoring is harmless for most of them. For the rest it is not: an operator who switches on access
 control must not get a broker without it. Such keys may be written, but only with the value of
@@ -20,13 +19,11 @@ Counterpart of what is left of Java's ``BrokerConfig``, ``MessageStoreConfig``,
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from skylark.core.config import Config, Scalar, Setting, format_value, settings
+from skylark.core.config import Config, Scalar, format_value, settings
+from skylark.core.ignored_keys import ignored_section
 from skylark.store.config import StoreConfig
 
 #: Reason -> ``key=default`` of every setting that is ignored for this reason.
@@ -260,9 +257,6 @@ REFUSED: Final[dict[str, tuple[Scalar, str]]] = {
     ),
 }
 
-_INTEGER: Final = re.compile(r"0|-?[1-9][0-9]*")
-_DECIMAL: Final = re.compile(r"-?[0-9]+\.[0-9]+")
-
 
 class _Ignored(Config, frozen=True, kw_only=True):
     """Base of the section: what is refused."""
@@ -274,44 +268,15 @@ class _Ignored(Config, frozen=True, kw_only=True):
                 yield f"{key}={format_value(value)}: {reason}"
 
 
-def ignored_keys() -> Iterator[tuple[str, str | None, str]]:
-    """Key, default as text (None: Java has none) and reason of every row of the table."""
-    for reason, rows in IGNORED.items():
-        for row in rows.split():
-            key, has_default, default = row.partition("=")
-            yield key, default if has_default else None, reason
-
-
-def _kind_and_default(text: str | None) -> tuple[Any, Scalar]:
-    if text is None:
-        return str | None, None
-    if text in ("true", "false"):
-        return bool, text == "true"
-    if _INTEGER.fullmatch(text):
-        return int, int(text)
-    return (float, float(text)) if _DECIMAL.fullmatch(text) else (str, text)
-
-
-def _fields() -> Iterator[tuple[str, Any, Scalar]]:
-    """The table as fields of a struct, named as in Java."""
-    taken = {info.java for info in settings(StoreConfig)}
-    for key, text, reason in ignored_keys():
-        if key not in taken:
-            kind, default = _kind_and_default(text)
-            yield key, Annotated[kind, Setting(f"Ignored: {reason}.", java=key)], default
-
-
 if TYPE_CHECKING:
 
     class IgnoredSettings(_Ignored, frozen=True, kw_only=True):
         """Keys of a Java broker that are accepted, shown and without effect."""
 
 else:
-    IgnoredSettings = msgspec.defstruct(
-        "IgnoredSettings",
-        list(_fields()),
-        bases=(_Ignored,),
+    IgnoredSettings = ignored_section(
+        IGNORED,
         module=__name__,
-        frozen=True,
-        kw_only=True,
+        base=_Ignored,
+        without={info.java for info in settings(StoreConfig)},
     )

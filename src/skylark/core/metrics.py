@@ -29,7 +29,7 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from skylark.core.errors import SkylarkError
 
@@ -62,9 +62,6 @@ class Counter:
     def __init__(self) -> None:
         self.value: float = 0
 
-    def inc(self, amount: float = 1) -> None:
-        self.value += amount
-
 
 class Gauge:
     """A number that goes up and down."""
@@ -76,12 +73,6 @@ class Gauge:
 
     def set(self, value: float) -> None:
         self.value = value
-
-    def inc(self, amount: float = 1) -> None:
-        self.value += amount
-
-    def dec(self, amount: float = 1) -> None:
-        self.value -= amount
 
 
 class Histogram:
@@ -202,7 +193,7 @@ class Metric(Generic[Child]):
         yield _sample(f"{self.name}_count", labels, total)
 
 
-AnyMetric = Metric[Counter] | Metric[Gauge] | Metric[Histogram]
+AnyMetric = Metric[Any]
 
 
 class Registry:
@@ -231,17 +222,7 @@ class Registry:
         callback: Callable[[], Samples] | None = None,
         child_count_max: int = CHILD_COUNT_MAX,
     ) -> Metric[Counter]:
-        metric = Metric(
-            "counter",
-            name,
-            help_text,
-            labels,
-            Counter,
-            child_count_max=child_count_max,
-            on_overflow=self._overflowed,
-        )
-        self._add(metric, (name,), callback)
-        return metric
+        return self._add("counter", name, help_text, labels, Counter, child_count_max, callback)
 
     def gauge(
         self,
@@ -252,17 +233,7 @@ class Registry:
         callback: Callable[[], Samples] | None = None,
         child_count_max: int = CHILD_COUNT_MAX,
     ) -> Metric[Gauge]:
-        metric = Metric(
-            "gauge",
-            name,
-            help_text,
-            labels,
-            Gauge,
-            child_count_max=child_count_max,
-            on_overflow=self._overflowed,
-        )
-        self._add(metric, (name,), callback)
-        return metric
+        return self._add("gauge", name, help_text, labels, Gauge, child_count_max, callback)
 
     def histogram(
         self,
@@ -278,18 +249,17 @@ class Registry:
             raise MetricError(f"{name}: bounds must be finite and grow: {upper}")
         if "le" in labels:
             raise MetricError(f"{name}: the label le belongs to histograms themselves")
-        metric = Metric(
+        derived = (f"{name}_bucket", f"{name}_sum", f"{name}_count")
+        return self._add(
             "histogram",
             name,
             help_text,
             labels,
             lambda: Histogram(upper),
-            child_count_max=child_count_max,
-            on_overflow=self._overflowed,
+            child_count_max,
+            None,
+            derived,
         )
-        derived = (f"{name}_bucket", f"{name}_sum", f"{name}_count")
-        self._add(metric, (name, *derived), None)
-        return metric
 
     def table(self) -> tuple[AnyMetric, ...]:
         """All metrics by name, for the reference pages."""
@@ -304,21 +274,40 @@ class Registry:
         return (metric.render(self._constant) for metric in self.table())
 
     def _add(
-        self, metric: AnyMetric, names: Sequence[str], callback: Callable[[], Samples] | None
-    ) -> None:
-        if not _METRIC_NAME.fullmatch(metric.name):
-            raise MetricError(f"{metric.name!r} is not a name for a metric")
-        _check_labels(metric.name, metric.label_names)
-        if both := self._constant_names.intersection(metric.label_names):
-            raise MetricError(f"{metric.name}: labels {sorted(both)} are constant labels")
-        if taken := self._taken.intersection(names):
-            raise MetricError(f"{metric.name}: {sorted(taken)} registered before")
-        if metric.child_count_max < 1:
-            raise MetricError(f"{metric.name}: the limit of children is below 1")
+        self,
+        kind: Kind,
+        name: str,
+        help_text: str,
+        labels: Sequence[str],
+        new_child: Callable[[], Child],
+        child_count_max: int,
+        callback: Callable[[], Samples] | None,
+        derived: Sequence[str] = (),
+    ) -> Metric[Child]:
+        """Check and add a metric; ``derived`` are further names that its samples have."""
+        if not _METRIC_NAME.fullmatch(name):
+            raise MetricError(f"{name!r} is not a name for a metric")
+        _check_labels(name, labels)
+        if both := self._constant_names.intersection(labels):
+            raise MetricError(f"{name}: labels {sorted(both)} are constant labels")
+        if taken := self._taken.intersection((name, *derived)):
+            raise MetricError(f"{name}: {sorted(taken)} registered before")
+        if child_count_max < 1:
+            raise MetricError(f"{name}: the limit of children is below 1")
+        metric = Metric(
+            kind,
+            name,
+            help_text,
+            labels,
+            new_child,
+            child_count_max=child_count_max,
+            on_overflow=self._overflowed,
+        )
         if callback is not None:
             metric.set_callback(callback)
-        self._metrics[metric.name] = metric
-        self._taken.update(names)
+        self._metrics[name] = metric
+        self._taken.update((name, *derived))
+        return metric
 
     def _overflowed(self, name: str) -> None:
         child = self._overflows.labels(name)

@@ -65,21 +65,6 @@ class BloomFilter:
         """Whether stored positions are from a filter with the same size and hash count."""
         return bit_count == self.bit_count and sum(1 for _ in positions) == self.hash_count
 
-    def empty(self) -> bytearray:
-        """A bit map with no bit set."""
-        return bytearray(self.bit_count // 8)
-
-
-def set_bits(bit_map: bytearray, positions: Iterable[int]) -> None:
-    """Set the bits of a subscription that matches."""
-    for position in positions:
-        bit_map[position >> 3] |= 1 << (position & 7)
-
-
-def has_bits(bit_map: bytes | bytearray | memoryview, positions: Iterable[int]) -> bool:
-    """Whether the subscription with these positions may match."""
-    return all(bit_map[position >> 3] >> (position & 7) & 1 for position in positions)
-
 
 def _log2(number: float) -> float:
     # Not math.log2: a rounding other than Java's could give one bit more or less.

@@ -24,7 +24,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 from skylark.filter.errors import FilterSyntaxError
 from skylark.filter.java_values import (
@@ -65,8 +65,6 @@ Lookup: TypeAlias = Callable[[str], str | None]
 #: Closures: a boolean node, and any node.
 Condition: TypeAlias = Callable[[Lookup], bool | None]
 Value: TypeAlias = Callable[[Lookup], JavaValue]
-
-NodeT = TypeVar("NodeT", bound=Node)
 
 
 class SqlFilter:
@@ -189,36 +187,21 @@ def _not(node: Not) -> Condition:
     return opposite
 
 
-def _and(node: And) -> Condition:
+def _chain(node: And | Or) -> Condition:
     conditions = tuple(map(_condition, node.operands))
+    decisive = isinstance(node, Or)  # one true decides OR, one false AND; else null wins
 
-    def all_of(get: Lookup) -> bool | None:
-        outcome: bool | None = True
+    def chain(get: Lookup) -> bool | None:
+        outcome: bool | None = not decisive
         for condition in conditions:
             result = condition(get)
-            if result is False:
-                return False
+            if result is decisive:
+                return decisive
             if result is None:
                 outcome = None
         return outcome
 
-    return all_of
-
-
-def _or(node: Or) -> Condition:
-    conditions = tuple(map(_condition, node.operands))
-
-    def any_of(get: Lookup) -> bool | None:
-        outcome: bool | None = False
-        for condition in conditions:
-            result = condition(get)
-            if result is True:
-                return True
-            if result is None:
-                outcome = None
-        return outcome
-
-    return any_of
+    return chain
 
 
 def _is_null(node: IsNull) -> Condition:
@@ -399,8 +382,8 @@ _COMPILERS: Final[dict[type[Node], Callable[[Any], Condition]]] = {
     Literal: _literal,
     BooleanCast: _boolean_cast,
     Not: _not,
-    And: _and,
-    Or: _or,
+    And: _chain,
+    Or: _chain,
     Equal: _equal,
     IsNull: _is_null,
     Compare: _compare,

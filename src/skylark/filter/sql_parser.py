@@ -26,6 +26,7 @@ Counterpart of Java's ``SelectorParser`` and the factory methods of its expressi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple, cast
 
 from skylark.filter.errors import FilterSyntaxError
@@ -97,28 +98,23 @@ class _Parser:
     # The grammar
 
     def _or(self) -> Node:
-        start = self._next.position
-        left = self._and()
-        if self._next.text != "OR":
-            return left
-        operands = _operands(Or, left, start)
-        while self._next.text == "OR":
-            self._operator()
-            start = self._next.position
-            operands += _operands(Or, self._and(), start)
-        return Or(tuple(operands))
+        return self._chain("OR", Or, self._and)
 
     def _and(self) -> Node:
+        return self._chain("AND", And, self._equality)
+
+    def _chain(self, word: str, node_type: type[And | Or], operand: Callable[[], Node]) -> Node:
+        """One operand, or several with the word between them."""
         start = self._next.position
-        left = self._equality()
-        if self._next.text != "AND":
+        left = operand()
+        if self._next.text != word:
             return left
-        operands = _operands(And, left, start)
-        while self._next.text == "AND":
+        operands = _operands(node_type, left, start)
+        while self._next.text == word:
             self._operator()
             start = self._next.position
-            operands += _operands(And, self._equality(), start)
-        return And(tuple(operands))
+            operands += _operands(node_type, operand(), start)
+        return node_type(tuple(operands))
 
     def _equality(self) -> Node:
         left = self._comparison()

@@ -4,7 +4,7 @@ A properties file written for ``mqnamesrv`` loads unchanged. Its keys fall in tw
 
 * :class:`NamesrvConfig` has the settings with an effect. Request 318 changes them at run time;
   those that are read once (:data:`READ_AT_START`) take effect at the next start, as in Java.
-* :class:`IgnoredSettings` has those for thread pools and Netty options of the Java process, or for
+* :data:`IGNORED` has those for thread pools and Netty options of the Java process, or for
   features that are elsewhere here. They are accepted, and request 319 returns them, so that tools
   find every key they know; they have no effect.
 
@@ -18,9 +18,10 @@ Counterpart of Java's ``NamesrvConfig`` and ``NettyServerConfig``.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from skylark.core.config import Config, Setting
+from skylark.core.ignored_keys import ignored_section
 from skylark.core.names import is_loopback
 from skylark.wire.command import SerializeType
 
@@ -43,63 +44,38 @@ READ_AT_START = frozenset(
 )
 
 
-class IgnoredSettings(Config, frozen=True, kw_only=True):
-    """Keys of the Java process, accepted and returned but without effect."""
+#: Keys of the Java process that have no effect (:mod:`skylark.core.ignored_keys`).
+IGNORED: Final[dict[str, str]] = {
+    "no other environment is asked for topics unknown here": """
+        productEnvName=center clusterTest=false
+        """,
+    "the controller is a process of its own": "enableControllerInNamesrv=false",
+    "one event loop answers all requests": """
+        clientRequestThreadPoolNums=8 defaultThreadPoolNums=16
+        """,
+    "requests wait in the kernel, see back-pressure": """
+        clientRequestThreadPoolQueueCapacity=50000 defaultThreadPoolQueueCapacity=10000
+        """,
+    "every shutdown is orderly, with GO_AWAY, and takes as long as requests in hand": """
+        enableShutdownGracefully=false shutdownWaitTimeSeconds=30
+        """,
+    "an option of Netty": """
+        serverAsyncSemaphoreValue=64 serverOnewaySemaphoreValue=256 serverSelectorThreads=3
+        serverCallbackExecutorThreads=0 serverWorkerThreads=8 serverNettyWorkerGroupEnable=true
+        serverPooledByteBufAllocatorEnable=true useEpollNativeSelector=false
+        writeBufferHighWaterMark=0 writeBufferLowWaterMark=0
+        """,
+    "the backlog is always 1024, Java's default": "serverSocketBacklog=1024",
+    "the kernel sizes its buffers": "serverSocketRcvBufSize=0 serverSocketSndBufSize=0",
+}
 
-    product_env_name: Annotated[
-        str, Setting("Ignored: name of the environment that clusterTest asks.")
-    ] = "center"
-    cluster_test: Annotated[
-        bool, Setting("Ignored: asking another environment for topics unknown here.")
-    ] = False
-    enable_controller_in_namesrv: Annotated[
-        bool, Setting("Ignored: the controller is a process of its own.")
-    ] = False
-    client_request_thread_pool_nums: Annotated[
-        int, Setting("Ignored: one event loop answers all requests.")
-    ] = 8
-    client_request_thread_pool_queue_capacity: Annotated[
-        int, Setting("Ignored: requests wait in the kernel, see back-pressure.")
-    ] = 50_000
-    default_thread_pool_nums: Annotated[
-        int, Setting("Ignored: one event loop answers all requests.")
-    ] = 16
-    default_thread_pool_queue_capacity: Annotated[
-        int, Setting("Ignored: requests wait in the kernel, see back-pressure.")
-    ] = 10_000
-    enable_shutdown_gracefully: Annotated[
-        bool, Setting("Ignored: every shutdown is orderly, with GO_AWAY.")
-    ] = False
-    shutdown_wait_time_seconds: Annotated[
-        int, Setting("Ignored: shutdown takes as long as requests in hand.", unit="s")
-    ] = 30
-    server_async_semaphore_value: Annotated[
-        int, Setting("Ignored: the name server calls nobody and waits.")
-    ] = 64
-    server_oneway_semaphore_value: Annotated[int, Setting("Ignored: permits of Netty.")] = 256
-    server_callback_executor_threads: Annotated[int, Setting("Ignored: threads of Netty.")] = 0
-    server_selector_threads: Annotated[int, Setting("Ignored: threads of Netty.")] = 3
-    server_worker_threads: Annotated[int, Setting("Ignored: threads of Netty.")] = 8
-    server_netty_worker_group_enable: Annotated[bool, Setting("Ignored: option of Netty.")] = True
-    server_pooled_byte_buf_allocator_enable: Annotated[
-        bool, Setting("Ignored: option of Netty.")
-    ] = True
-    server_socket_backlog: Annotated[
-        int, Setting("Ignored: the backlog is always 1024, Java's default.")
-    ] = 1024
-    server_socket_rcv_buf_size: Annotated[
-        int, Setting("Ignored: the kernel sizes its buffers.", unit="bytes")
-    ] = 0
-    server_socket_snd_buf_size: Annotated[
-        int, Setting("Ignored: the kernel sizes its buffers.", unit="bytes")
-    ] = 0
-    use_epoll_native_selector: Annotated[bool, Setting("Ignored: option of Netty.")] = False
-    write_buffer_high_water_mark: Annotated[
-        int, Setting("Ignored: option of Netty.", unit="bytes")
-    ] = 0
-    write_buffer_low_water_mark: Annotated[
-        int, Setting("Ignored: option of Netty.", unit="bytes")
-    ] = 0
+if TYPE_CHECKING:
+
+    class IgnoredSettings(Config, frozen=True, kw_only=True):
+        """Keys of the Java process, accepted and returned but without effect."""
+
+else:
+    IgnoredSettings = ignored_section(IGNORED, module=__name__)
 
 
 class NamesrvConfig(Config, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from skylark.core import config as settings
 from skylark.core.clock import Clock
@@ -27,7 +28,7 @@ from skylark.namesrv.routes import RouteTables
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import FAQ_HINT, UNSET_REMARK, success
-from skylark.wire.bodies.common_body import DataVersion, KVTable, TopicList
+from skylark.wire.bodies.common_body import DataVersion, KVTable
 from skylark.wire.bodies.register import decode_register_body, register_body_crc
 from skylark.wire.bodies.route_body import GetBrokerMemberGroupResponseBody, TopicRouteData
 from skylark.wire.codes import V4_9_4, RequestCode, ResponseCode, TopicSysFlag
@@ -35,8 +36,16 @@ from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.fields import decode_ext
 from skylark.wire.headers import route as headers
+from skylark.wire.headers.admin import TopicRequestHeader
 
 logger = logging.getLogger(__name__)
+
+#: Lists of topics by the bits of their system flag: those that are set and those that are not.
+UNIT_LISTS: Final[dict[int, tuple[int, int]]] = {
+    RequestCode.GET_UNIT_TOPIC_LIST: (TopicSysFlag.UNIT, 0),
+    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: (TopicSysFlag.UNIT_SUB, 0),
+    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: (TopicSysFlag.UNIT_SUB, TopicSysFlag.UNIT),
+}
 
 
 class NamesrvHandlers:
@@ -80,14 +89,12 @@ class NamesrvHandlers:
             RequestCode.GET_BROKER_CLUSTER_INFO: self.get_cluster_info,
             RequestCode.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
             RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
-            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
-            RequestCode.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.set_write_perm,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self.set_write_perm,
             RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.get_all_topics,
             RequestCode.GET_TOPICS_BY_CLUSTER: self.get_topics_of_cluster,
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.get_system_topics,
-            RequestCode.GET_UNIT_TOPIC_LIST: self.get_unit_topics,
-            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self.get_unit_sub_topics,
-            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self.get_unit_sub_un_unit_topics,
+            **dict.fromkeys(UNIT_LISTS, self.get_unit_topics),
             RequestCode.GET_KV_CONFIG: self.get_kv,
             RequestCode.GET_KVLIST_BY_NAMESPACE: self.get_kv_namespace,
             RequestCode.GET_NAMESRV_CONFIG: self.get_config,
@@ -186,7 +193,7 @@ class NamesrvHandlers:
 
     def unregister_broker(self, _connection: Connection, request: Command) -> Command:
         """UNREGISTER_BROKER (104)."""
-        header = decode_ext(headers.UnRegisterBrokerRequestHeader, request.ext)
+        header = decode_ext(headers.BrokerRequestHeader, request.ext)
         queued = self._tables.remove(
             header.cluster_name, header.broker_name, header.broker_addr, header.broker_id
         )
@@ -195,7 +202,7 @@ class NamesrvHandlers:
 
     def query_data_version(self, _connection: Connection, request: Command) -> Command:
         """QUERY_DATA_VERSION (322)."""
-        header = decode_ext(headers.QueryDataVersionRequestHeader, request.ext)
+        header = decode_ext(headers.BrokerRequestHeader, request.ext)
         theirs = decode_body(DataVersion, request.body) if request.body else None
         changed, known = self._tables.query_version(
             header.cluster_name, header.broker_addr, theirs, self._clock.steady_ms()
@@ -215,7 +222,7 @@ class NamesrvHandlers:
 
     def register_topic(self, connection: Connection, request: Command) -> Command:
         """REGISTER_TOPIC_IN_NAMESRV (217)."""
-        header = decode_ext(headers.RegisterTopicRequestHeader, request.ext)
+        header = decode_ext(TopicRequestHeader, request.ext)
         if request.body:
             route = decode_body(TopicRouteData, request.body)
             if route.queue_datas:
@@ -231,23 +238,18 @@ class NamesrvHandlers:
         self._tables.delete_topic(header.topic, header.cluster_name)
         return response_to(request, ResponseCode.SUCCESS)
 
-    def wipe_write_perm(self, connection: Connection, request: Command) -> Command:
-        """WIPE_WRITE_PERM_OF_BROKER (205)."""
-        header = decode_ext(headers.WipeWritePermOfBrokerRequestHeader, request.ext)
-        count = self._tables.set_writable(header.broker_name, False)
-        logger.info("%r disabled sends to %s, %d topics", connection, header.broker_name, count)
-        return success(
-            request, header=headers.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
-        )
-
-    def add_write_perm(self, connection: Connection, request: Command) -> Command:
-        """ADD_WRITE_PERM_OF_BROKER (327)."""
-        header = decode_ext(headers.AddWritePermOfBrokerRequestHeader, request.ext)
-        count = self._tables.set_writable(header.broker_name, True)
-        logger.info("%r enabled sends to %s, %d topics", connection, header.broker_name, count)
-        return success(
-            request, header=headers.AddWritePermOfBrokerResponseHeader(add_topic_count=count)
-        )
+    def set_write_perm(self, connection: Connection, request: Command) -> Command:
+        """WIPE_WRITE_PERM_OF_BROKER (205) and ADD_WRITE_PERM_OF_BROKER (327)."""
+        name = decode_ext(headers.WritePermOfBrokerRequestHeader, request.ext).broker_name
+        writable = request.code == RequestCode.ADD_WRITE_PERM_OF_BROKER
+        count = self._tables.set_writable(name, writable)
+        done = "enabled" if writable else "disabled"
+        logger.info("%r %s sends to %s, %d topics", connection, done, name, count)
+        if writable:
+            added = headers.AddWritePermOfBrokerResponseHeader(add_topic_count=count)
+            return success(request, header=added)
+        wiped = headers.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
+        return success(request, header=wiped)
 
     def get_all_topics(self, _connection: Connection, request: Command) -> Command:
         """GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206)."""
@@ -268,25 +270,11 @@ class NamesrvHandlers:
         return success(request, body=found)
 
     def get_unit_topics(self, _connection: Connection, request: Command) -> Command:
-        """GET_UNIT_TOPIC_LIST (311)."""
-        return self._topics_by_flag(request, with_bits=TopicSysFlag.UNIT)
-
-    def get_unit_sub_topics(self, _connection: Connection, request: Command) -> Command:
-        """GET_HAS_UNIT_SUB_TOPIC_LIST (312)."""
-        return self._topics_by_flag(request, with_bits=TopicSysFlag.UNIT_SUB)
-
-    def get_unit_sub_un_unit_topics(self, _connection: Connection, request: Command) -> Command:
-        """GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313)."""
-        return self._topics_by_flag(
-            request, with_bits=TopicSysFlag.UNIT_SUB, without_bits=TopicSysFlag.UNIT
-        )
-
-    def _topics_by_flag(
-        self, request: Command, *, with_bits: int, without_bits: int = 0
-    ) -> Command:
+        """The requests of :data:`UNIT_LISTS` (311 to 313)."""
         if not self.config.enable_topic_list:
             return response_to(request, ResponseCode.SYSTEM_ERROR, "disable")
-        topics: TopicList = self._tables.topics_by_flag(
+        with_bits, without_bits = UNIT_LISTS[request.code]
+        topics = self._tables.topics_by_flag(
             lambda flag: bool(flag & with_bits) and not flag & without_bits
         )
         return success(request, body=topics)
@@ -298,21 +286,18 @@ class NamesrvHandlers:
         header = decode_ext(headers.PutKVConfigRequestHeader, request.ext)
         self._kv.put(header.namespace, header.key, header.value)
         logger.info("%r puts %s in KV namespace %s", connection, header.key, header.namespace)
-        return await self._save_kv(request)
+        return await _saved(request, self._kv_file, self._kv.encode)
 
     async def delete_kv(self, connection: Connection, request: Command) -> Command:
         """DELETE_KV_CONFIG (102)."""
-        header = decode_ext(headers.DeleteKVConfigRequestHeader, request.ext)
+        header = decode_ext(headers.KVKeyRequestHeader, request.ext)
         self._kv.delete(header.namespace, header.key)
         logger.info("%r deletes %s of KV namespace %s", connection, header.key, header.namespace)
-        return await self._save_kv(request)
-
-    async def _save_kv(self, request: Command) -> Command:
         return await _saved(request, self._kv_file, self._kv.encode)
 
     def get_kv(self, _connection: Connection, request: Command) -> Command:
         """GET_KV_CONFIG (101)."""
-        header = decode_ext(headers.GetKVConfigRequestHeader, request.ext)
+        header = decode_ext(headers.KVKeyRequestHeader, request.ext)
         value = self._kv.get(header.namespace, header.key)
         if value is None:
             remark = f"No config item, Namespace: {header.namespace} Key: {header.key}"

@@ -218,10 +218,6 @@ class Connection(asyncio.Protocol):
         """Drop a call whose caller was cancelled: frees its permit, ignores its response."""
         self._calls.forget(opaque)
 
-    @property
-    def calls_waiting(self) -> int:
-        return len(self._calls)
-
     async def room(self) -> None:
         """Wait, in order, until the peer reads and a permit is free.
 

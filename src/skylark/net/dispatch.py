@@ -38,7 +38,7 @@ import msgspec
 
 from skylark.core.errors import BrokerError, LocalProtocolError, RemoteProtocolError
 from skylark.net.write_queue import discard
-from skylark.wire.codes import ResponseCode
+from skylark.wire.codes import V5_3_1, ResponseCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.command_codec import ShapedResponse, write
 
@@ -65,9 +65,6 @@ HotHandler = Callable[["Connection", Command], Answer | ShapedResponse | bytes]
 #: The same for a run. An exception is the response to all of its requests.
 RunHandler = Callable[["Connection", list[Command]], Sequence[Answer | ShapedResponse | bytes]]
 ColdHandler = Callable[["Connection", Command], Awaitable[Command | None]]
-
-#: Clients above this version (V5_3_1) know GO_AWAY; older ones are served until the end.
-GO_AWAY_ABOVE_VERSION = 475
 
 #: Remarks repeat names that a client sent, which may have any length; longer ones are cut.
 REMARK_LENGTH_MAX = 16_384
@@ -176,7 +173,7 @@ class Dispatcher:
         if route is None:
             remark = f" request type {request.code} not supported"
             self._answer(connection, request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
-        elif self.shutting_down and request.version > GO_AWAY_ABOVE_VERSION:
+        elif self.shutting_down and request.version > V5_3_1:
             self._send_go_away(connection, request)
         elif route.hot is not None:
             self._run_hot(connection, request, route.hot)
@@ -235,7 +232,7 @@ class Dispatcher:
 
     def _is_admitted(self, connection: Connection, request: Command) -> bool:
         """Whether checks and interceptors admit the request; if not, sends the response."""
-        if self.shutting_down and request.version > GO_AWAY_ABOVE_VERSION:
+        if self.shutting_down and request.version > V5_3_1:
             self._send_go_away(connection, request)
             return False
         response: Command | None

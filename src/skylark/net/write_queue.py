@@ -97,11 +97,6 @@ class WriteQueue:
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
-    @property
-    def leased_size(self) -> int:
-        """Bytes of the views that are queued or that the transport may still use."""
-        return sum(leased.size for leased in (*self._leases, *self._written_leases))
-
     def add(self, command: Command) -> None:
         """Queue a command; raises LocalProtocolError if it cannot be encoded."""
         self._add(command)

@@ -3,7 +3,8 @@
 Dispatch reads the header types from it, access control the permissions that a caller needs, metrics
 the names, and the reference pages all of it; a request without a handler is refused by its name.
 The rows are defined by family in ``skylark.wire.rows``; here they are joined, and checked when the
-module is imported: no code twice, none missing.
+module is imported: no code twice. Codes that Java defines, but that no client or server sends, have
+an empty row.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ def _build() -> dict[int, Row]:
         known_codes = set(row.response_codes + row.header_codes) <= set(ResponseCode)
         assert known_codes, f"{row.name} has a response code that does not exist"
         catalogue[code] = row
-    missing = [code.name for code in RequestCode if code not in catalogue]
-    assert not missing, f"codes without a row: {missing}"
+    for code in RequestCode:
+        catalogue.setdefault(code, Row(code))
     return dict(sorted(catalogue.items()))
 
 

@@ -43,7 +43,7 @@ V4_1_0_SNAPSHOT = 232  #: brokers below it know no filter expressions but tags
 V4_9_3 = 399  #: clients up to it do not sign _UNIQUE_KEY_QUERY
 V4_9_4 = 401  #: route answers in standard JSON
 V5_0_0 = 413  #: the compressed registration ends with queue mappings
-V5_3_1 = 475  #: clients above it understand GO_AWAY
+V5_3_1 = 475  #: clients above it understand GO_AWAY; older ones are served until the end
 HIGHER_VERSION = 612  #: shown for everything newer than the list
 
 
@@ -280,12 +280,8 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a request ended. Negative ones are internal to Java's RPC client, never on the wire."""
+    """How a request ended."""
 
-    RPC_TIME_OUT = -1006
-    RPC_SEND_TO_CHANNEL_FAILED = -1004
-    RPC_ADDR_IS_NULL = -1002
-    RPC_UNKNOWN = -1000
     SUCCESS = 0
     SYSTEM_ERROR = 1
     SYSTEM_BUSY = 2

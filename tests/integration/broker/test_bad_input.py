@@ -397,7 +397,7 @@ def test_every_request_of_brokers_has_cases() -> None:
     names = {row.name for row in rows()}
     assert {"SEND_MESSAGE", "PULL_MESSAGE", "HEART_BEAT", "INVOKE_BROKER_TO_RESET_OFFSET"} <= names
     assert "REGISTER_BROKER" not in names
-    assert len(names) == 76
+    assert len(names) == 114
 
 
 @pytest.mark.parametrize("code", [310, 11])

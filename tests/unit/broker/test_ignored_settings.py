@@ -13,9 +13,9 @@ from skylark.broker.ignored_settings import (
     IGNORED,
     REFUSED,
     IgnoredSettings,
-    ignored_keys,
 )
 from skylark.core.config import own_settings, settings
+from skylark.core.ignored_keys import ignored_keys
 from skylark.store.config import REFUSED as STORE_REFUSED
 from skylark.store.config import StoreConfig
 
@@ -23,13 +23,13 @@ SOURCES = Path(skylark.__file__).parent
 
 
 def test_no_key_stands_twice() -> None:
-    counts = Counter(key for key, _, _ in ignored_keys())
+    counts = Counter(key for key, _, _ in ignored_keys(IGNORED))
     assert [key for key, count in counts.items() if count > 1] == []
 
 
 def test_settings_in_use_are_not_called_ignored() -> None:
     used = {info.java for info in (*settings(StoreConfig), *own_settings(BrokerConfig))}
-    assert used & {key for key, _, _ in ignored_keys()} == set()
+    assert used & {key for key, _, _ in ignored_keys(IGNORED)} == set()
 
 
 def test_types_follow_from_the_defaults() -> None:

@@ -21,13 +21,13 @@ def body(registry: Registry) -> str:
 def test_counter_and_gauge() -> None:
     registry = Registry()
     total = registry.counter("requests_total", "Requests.").labels()
-    total.inc()
+    total.value += 1
     total.value += 2
-    total.inc(0.5)
+    total.value += 0.5
     depth = registry.gauge("depth", "Depth.").labels()
     depth.set(7)
-    depth.dec(2)
-    depth.inc()
+    depth.value -= 2
+    depth.value += 1
     assert body(registry) == (
         "# HELP depth Depth.\n# TYPE depth gauge\ndepth 6\n"
         "# HELP requests_total Requests.\n# TYPE requests_total counter\nrequests_total 3.5\n"
@@ -152,7 +152,7 @@ def test_label_limit_answers_with_one_overflow_child(caplog: pytest.LogCaptureFi
     first = metric.labels("t0", "g")
     metric.labels("t1", "g")
     for index in range(2, 1_000):
-        metric.labels(f"t{index}", "g").inc()
+        metric.labels(f"t{index}", "g").value += 1
     assert metric.labels("t0", "g") is first
     assert len(metric) == 3
     text = registry.render()
@@ -161,7 +161,7 @@ def test_label_limit_answers_with_one_overflow_child(caplog: pytest.LogCaptureFi
     assert [record.levelno for record in caplog.records] == [logging.WARNING]  # said once
     metric.remove("t1", "g")
     metric.remove("__overflow__", "__overflow__")
-    metric.labels("t5", "g").inc()
+    metric.labels("t5", "g").value += 1
     assert 'm_total{topic="t5",group="g"} 1\n' in registry.render()
 
 

@@ -151,7 +151,7 @@ async def test_a_server_is_refused_calls_beyond_the_limit_at_once() -> None:
         with pytest.raises(TooManyRequestsError, match="2 calls"):
             connection.call(Command(code=ECHO), 10)
         assert [(await call).code for call in calls] == [3, 3]
-        assert connection.calls_waiting == 0
+        assert len(connection._calls) == 0
 
 
 async def test_large_headers_count_as_bytes_at_work() -> None:
@@ -368,7 +368,7 @@ async def test_every_call_ends_and_leaves_no_timer() -> None:
         for call in lost:
             with pytest.raises(ConnectionClosedError):
                 await call
-        assert connection.calls_waiting == 0
+        assert len(connection._calls) == 0
         assert world.clock.timer_count == 0
 
 

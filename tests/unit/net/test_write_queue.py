@@ -117,7 +117,6 @@ def test_small_bodies_are_copied_and_large_slices_are_not() -> None:
     outbox.add(response(small))
     assert small.release_count == 1
     outbox.add(response(mixed))
-    assert outbox.leased_size == mixed.size
     size = outbox.size
     assert outbox.write(transport) == size
     (lines,) = transport.lines
@@ -139,7 +138,7 @@ def test_small_writes_are_joined() -> None:
     outbox.add(response(second))
     size = outbox.size
     assert outbox.write(transport) == size
-    assert (first.release_count, second.release_count, outbox.leased_size) == (1, 1, 0)
+    assert (first.release_count, second.release_count) == (1, 1)
     ((piece,),) = transport.lines
     end = len(encode_frame(response_to(Command(opaque=7), 0, ext={}, body=first.content)))
     assert decode_frame(bytes(piece[:end])).body == first.content

@@ -41,12 +41,11 @@ from skylark.wire.fields import decode_ext
 from skylark.wire.headers.admin import ConsumerGroupRequestHeader
 from skylark.wire.headers.client_header import UnregisterClientRequestHeader
 from skylark.wire.headers.offset import (
-    GetEarliestMsgStoretimeRequestHeader,
     GetEarliestMsgStoretimeResponseHeader,
     GetMaxOffsetRequestHeader,
-    GetMinOffsetRequestHeader,
     OffsetResponseHeader,
     QueryConsumerOffsetRequestHeader,
+    QueueRequestHeader,
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
@@ -173,14 +172,14 @@ class OffsetHandlers:
 
     def get_min(self, connection: Connection, request: Command) -> Command:
         """GET_MIN_OFFSET (31)."""
-        header = decode_ext(GetMinOffsetRequestHeader, request.ext)
+        header = decode_ext(QueueRequestHeader, request.ext)
         return _offset_is(
             request, self._offsets.min_offset(connection, header.topic, header.queue_id)
         )
 
     def get_earliest_time(self, connection: Connection, request: Command) -> Command:
         """GET_EARLIEST_MSG_STORETIME (32)."""
-        header = decode_ext(GetEarliestMsgStoretimeRequestHeader, request.ext)
+        header = decode_ext(QueueRequestHeader, request.ext)
         time_ms = self._offsets.earliest_store_time(connection, header.topic, header.queue_id)
         return success(request, header=GetEarliestMsgStoretimeResponseHeader(timestamp=time_ms))
 

@@ -56,6 +56,7 @@ from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.fields import decode_ext, encode_ext
 from skylark.wire.headers import route as headers
+from skylark.wire.headers.admin import TopicRequestHeader
 
 logger = logging.getLogger(__name__)
 
@@ -289,7 +290,7 @@ class Registration:
             )
             request = Command(
                 code=RequestCode.REGISTER_TOPIC_IN_NAMESRV,
-                ext=encode_ext(headers.RegisterTopicRequestHeader(topic=topic.topic_name)),
+                ext=encode_ext(TopicRequestHeader(topic=topic.topic_name)),
                 body=encode_body(TopicRouteData(queue_datas=[queues])),
             )
             await self._call(address, request, SINGLE_TOPIC_TIMEOUT_S)
@@ -299,7 +300,7 @@ class Registration:
 
         False if it does not answer: then the whole table is sent.
         """
-        header = headers.QueryDataVersionRequestHeader(
+        header = headers.BrokerRequestHeader(
             broker_name=config.broker_name,
             broker_addr=config.broker_addr,
             cluster_name=config.broker_cluster_name,
@@ -332,7 +333,7 @@ class Registration:
 
     async def _unregister(self, address: str) -> None:
         config = self._live.current
-        header = headers.UnRegisterBrokerRequestHeader(
+        header = headers.BrokerRequestHeader(
             broker_name=config.broker_name,
             broker_addr=config.broker_addr,
             cluster_name=config.broker_cluster_name,

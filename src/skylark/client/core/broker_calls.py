@@ -52,12 +52,11 @@ from skylark.wire.headers.client_header import (
     UnregisterClientRequestHeader,
 )
 from skylark.wire.headers.offset import (
-    GetEarliestMsgStoretimeRequestHeader,
     GetEarliestMsgStoretimeResponseHeader,
     GetMaxOffsetRequestHeader,
-    GetMinOffsetRequestHeader,
     OffsetResponseHeader,
     QueryConsumerOffsetRequestHeader,
+    QueueRequestHeader,
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
@@ -366,7 +365,7 @@ class BrokerCalls:
         self, address: str, queue: MessageQueue, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> int:
         """GET_MIN_OFFSET (31): the offset of the oldest message."""
-        header = GetMinOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id)
+        header = QueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id)
         return await self._offset(address, RequestCode.GET_MIN_OFFSET, header, queue, timeout_s)
 
     async def search_offset(
@@ -392,7 +391,7 @@ class BrokerCalls:
         self, address: str, queue: MessageQueue, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> int:
         """GET_EARLIEST_MSG_STORETIME (32), in ms; -1 if the queue is empty."""
-        header = GetEarliestMsgStoretimeRequestHeader(topic=queue.topic, queue_id=queue.queue_id)
+        header = QueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id)
         code = RequestCode.GET_EARLIEST_MSG_STORETIME
         request = make_request(code, header, broker_name=queue.broker_name)
         answer = await self._call(address, request, timeout_s)

@@ -58,15 +58,8 @@ class GetMaxOffsetRequestHeader(Header, kw_only=True, rename="camel"):
     committed: bool = True
 
 
-class GetMinOffsetRequestHeader(Header, kw_only=True, rename="camel"):
-    """GET_MIN_OFFSET: the oldest message still held."""
-
-    topic: str
-    queue_id: Int32
-
-
-class GetEarliestMsgStoretimeRequestHeader(Header, kw_only=True, rename="camel"):
-    """GET_EARLIEST_MSG_STORETIME: when the oldest message still held was stored."""
+class QueueRequestHeader(Header, kw_only=True, rename="camel"):
+    """GET_MIN_OFFSET and GET_EARLIEST_MSG_STORETIME: about the oldest message still held."""
 
     topic: str
     queue_id: Int32

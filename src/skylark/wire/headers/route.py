@@ -46,17 +46,11 @@ class RegisterBrokerResponseHeader(Header, kw_only=True, rename="camel"):
     master_addr: str | None = None
 
 
-class UnRegisterBrokerRequestHeader(Header, kw_only=True, rename="camel"):
-    """UNREGISTER_BROKER."""
+class BrokerRequestHeader(Header, kw_only=True, rename="camel"):
+    """UNREGISTER_BROKER and QUERY_DATA_VERSION: the broker that sends the request.
 
-    broker_name: str
-    broker_addr: str
-    cluster_name: str
-    broker_id: Int64
-
-
-class QueryDataVersionRequestHeader(Header, kw_only=True, rename="camel"):
-    """QUERY_DATA_VERSION: does the name server know my newest topics? Also a sign of life."""
+    The second asks whether the name server knows its newest topics, and is also a sign of life.
+    """
 
     broker_name: str
     broker_addr: str
@@ -82,12 +76,6 @@ class BrokerHeartbeatRequestHeader(Header, kw_only=True, rename="camel"):
     confirm_offset: Int64 | None = None
     heartbeat_timeout_mills: Int64 | None = None
     election_priority: Int32 | None = None
-
-
-class RegisterTopicRequestHeader(Header, kw_only=True, rename="camel"):
-    """REGISTER_TOPIC_IN_NAMESRV; the queues are in the body."""
-
-    topic: str
 
 
 class DeleteTopicFromNamesrvRequestHeader(Header, kw_only=True, rename="camel"):
@@ -122,8 +110,8 @@ class PutKVConfigRequestHeader(Header, kw_only=True, rename="camel"):
     value: str
 
 
-class GetKVConfigRequestHeader(Header, kw_only=True, rename="camel"):
-    """GET_KV_CONFIG."""
+class KVKeyRequestHeader(Header, kw_only=True, rename="camel"):
+    """GET_KV_CONFIG and DELETE_KV_CONFIG."""
 
     namespace: str
     key: str
@@ -133,13 +121,6 @@ class GetKVConfigResponseHeader(Header, kw_only=True, rename="camel"):
     """The value of one key."""
 
     value: str | None = None
-
-
-class DeleteKVConfigRequestHeader(Header, kw_only=True, rename="camel"):
-    """DELETE_KV_CONFIG."""
-
-    namespace: str
-    key: str
 
 
 class GetKVListByNamespaceRequestHeader(Header, kw_only=True, rename="camel"):
@@ -154,8 +135,8 @@ class GetTopicsByClusterRequestHeader(Header, kw_only=True, rename="camel"):
     cluster: str
 
 
-class WipeWritePermOfBrokerRequestHeader(Header, kw_only=True, rename="camel"):
-    """WIPE_WRITE_PERM_OF_BROKER: no sends to this broker any more, by way of the routes."""
+class WritePermOfBrokerRequestHeader(Header, kw_only=True, rename="camel"):
+    """WIPE_WRITE_PERM_OF_BROKER (routes without sends to this broker) and its reverse, ADD_."""
 
     broker_name: str
 
@@ -164,12 +145,6 @@ class WipeWritePermOfBrokerResponseHeader(Header, kw_only=True, rename="camel"):
     """How many topics lost the permission."""
 
     wipe_topic_count: Int32
-
-
-class AddWritePermOfBrokerRequestHeader(Header, kw_only=True, rename="camel"):
-    """ADD_WRITE_PERM_OF_BROKER: the reverse."""
-
-    broker_name: str
 
 
 class AddWritePermOfBrokerResponseHeader(Header, kw_only=True, rename="camel"):

@@ -48,45 +48,6 @@ class SendMessageRequestHeader(Header, kw_only=True, rename="camel"):
     max_reconsume_times: Int32 | None = None
     broker_name: str | None = field(default=None, name="bname")
 
-    def to_v2(self) -> SendMessageRequestHeaderV2:
-        """The same header in letters."""
-        return SendMessageRequestHeaderV2(
-            producer_group=self.producer_group,
-            topic=self.topic,
-            default_topic=self.default_topic,
-            default_topic_queue_nums=self.default_topic_queue_nums,
-            queue_id=self.queue_id,
-            sys_flag=self.sys_flag,
-            born_timestamp=self.born_timestamp,
-            flag=self.flag,
-            properties=self.properties,
-            reconsume_times=self.reconsume_times,
-            unit_mode=self.unit_mode,
-            max_reconsume_times=self.max_reconsume_times,
-            batch=self.batch,
-            broker_name=self.broker_name,
-        )
-
-    @classmethod
-    def from_v2(cls, header: SendMessageRequestHeaderV2) -> SendMessageRequestHeader:
-        """The long form of a header in letters."""
-        return cls(
-            producer_group=header.producer_group,
-            topic=header.topic,
-            default_topic=header.default_topic,
-            default_topic_queue_nums=header.default_topic_queue_nums,
-            queue_id=header.queue_id,
-            sys_flag=header.sys_flag,
-            born_timestamp=header.born_timestamp,
-            flag=header.flag,
-            properties=header.properties,
-            reconsume_times=header.reconsume_times,
-            unit_mode=header.unit_mode,
-            batch=header.batch,
-            max_reconsume_times=header.max_reconsume_times,
-            broker_name=header.broker_name,
-        )
-
 
 class SendMessageRequestHeaderV2(Header, kw_only=True):
     """SEND_MESSAGE_V2, SEND_BATCH_MESSAGE and SEND_REPLY_MESSAGE_V2: the letters."""

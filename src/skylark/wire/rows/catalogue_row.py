@@ -20,6 +20,7 @@ Two JSON bodies need more than :func:`~skylark.wire.fastjson.decode_body`: a req
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from types import GenericAlias
 from typing import Literal, TypeAlias
 
@@ -30,15 +31,6 @@ from skylark.wire.fields import Header
 
 Resource = Literal["Topic", "Group", "Cluster"]
 Action = Literal["Pub", "Sub", "Create", "Update", "Delete", "Get", "List"]
-
-
-class Priority(StrEnum):
-    """How much a request matters; Java defines the unused ones, but never sends them."""
-
-    P0 = "P0"
-    P1 = "P1"
-    P2 = "P2"
-    UNUSED = "unused"
 
 
 class Oneway(StrEnum):
@@ -100,8 +92,7 @@ class Row(msgspec.Struct, frozen=True):
     code: RequestCode
     request_header: type[Header] | None = None
     response_header: type[Header] | None = None
-    priority: Priority = Priority.UNUSED
-    #: See the docstring of this module.
+    #: See the docstring of this module. Empty: Java defines the code, but never sends it.
     direction: str = ""
     #: A type stands for a JSON body of this type.
     request_body: BodyKind | BodyType = BodyKind.NONE
@@ -143,3 +134,14 @@ class Row(msgspec.Struct, frozen=True):
     def receivers(self) -> frozenset[str]:
         """The letters of the parties that must handle or refuse this request."""
         return frozenset("".join(self.direction.split("->")[1:]))
+
+
+# The usual senders and receivers. ``read_`` and ``change_`` are administration that needs access to
+# the cluster as a whole.
+client_to_broker = partial(Row, direction="C->B")
+broker_to_client = partial(Row, direction="B->C")
+admin_to_broker = partial(Row, direction="A->B")
+read_broker = partial(admin_to_broker, access=CLUSTER_GET)
+change_broker = partial(admin_to_broker, access=CLUSTER_UPDATE)
+read_namesrv = partial(Row, direction="A->N", access=CLUSTER_GET)
+change_namesrv = partial(Row, direction="A->N", access=CLUSTER_UPDATE)

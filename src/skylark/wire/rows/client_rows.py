@@ -12,18 +12,16 @@ from skylark.wire.rows.catalogue_row import (
     CLUSTER_GET,
     BodyKind,
     Oneway,
-    Priority,
     Row,
+    broker_to_client,
+    client_to_broker,
     group,
     topic,
 )
 
-_P0 = Priority.P0
 _MESSAGE, _RECORDS, _BINARY = BodyKind.MESSAGE, BodyKind.RECORDS, BodyKind.BINARY
 
-_broker_to_client = partial(Row, priority=_P0, direction="B->C")
-_client_or_admin_to_broker = partial(Row, priority=_P0, direction="CA->B")
-_client_to_broker = partial(Row, priority=_P0, direction="C->B")
+_client_or_admin_to_broker = partial(Row, direction="CA->B")
 
 #: 10, 11 and 12 mean "stored, but not as safely as asked".
 _STORED = (0, 10, 11, 12)
@@ -37,80 +35,73 @@ _SUBSCRIBE = (topic("Sub"), group("Sub"))
 _SUBSCRIBE_IN_BODY = (topic("Sub", field=None), group("Sub", field=None))
 
 _send = partial(
-    _client_to_broker,
+    client_to_broker,
     response_header=send.SendMessageResponseHeader,
     request_body=_MESSAGE,
     response_codes=_SEND_CODES,
     header_codes=_STORED,
 )
+_send_long_names = partial(
+    _send, request_header=send.SendMessageRequestHeader, access=(topic("Pub"),)
+)
+_send_letters = partial(
+    _send, request_header=send.SendMessageRequestHeaderV2, access=(topic("Pub", field="b"),)
+)
+_pull = partial(
+    client_to_broker,
+    request_header=pull.PullMessageRequestHeader,
+    response_header=pull.PullMessageResponseHeader,
+    response_body=_RECORDS,
+    access=_SUBSCRIBE,
+    response_codes=_PULL_CODES,
+    header_codes=_PULLED,
+    extension=_BULK,
+)
+_subscriber = partial(client_to_broker, access=_SUBSCRIBE)
+_subscriber_in_body = partial(client_to_broker, access=_SUBSCRIBE_IN_BODY)
+_read_topic = partial(_client_or_admin_to_broker, access=(topic("Get"),))
 
 SENDING = (
-    _send(
-        RequestCode.SEND_MESSAGE,
-        send.SendMessageRequestHeader,
-        oneway=Oneway.SOMETIMES,
-        access=(topic("Pub"),),
-    ),
-    _send(
-        RequestCode.SEND_MESSAGE_V2,
-        send.SendMessageRequestHeaderV2,
-        oneway=Oneway.SOMETIMES,
-        access=(topic("Pub", field="b"),),
-    ),
-    _send(
-        RequestCode.SEND_BATCH_MESSAGE,
-        send.SendMessageRequestHeaderV2,
-        oneway=Oneway.SOMETIMES,
-        access=(topic("Pub", field="b"),),
-    ),
-    _send(RequestCode.SEND_REPLY_MESSAGE, send.SendMessageRequestHeader, access=(topic("Pub"),)),
-    _send(
-        RequestCode.SEND_REPLY_MESSAGE_V2,
-        send.SendMessageRequestHeaderV2,
-        access=(topic("Pub", field="b"),),
-    ),
-    _broker_to_client(
+    _send_long_names(RequestCode.SEND_MESSAGE, oneway=Oneway.SOMETIMES),
+    _send_letters(RequestCode.SEND_MESSAGE_V2, oneway=Oneway.SOMETIMES),
+    _send_letters(RequestCode.SEND_BATCH_MESSAGE, oneway=Oneway.SOMETIMES),
+    _send_long_names(RequestCode.SEND_REPLY_MESSAGE),
+    _send_letters(RequestCode.SEND_REPLY_MESSAGE_V2),
+    broker_to_client(
         RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
         send.ReplyMessageRequestHeader,
         request_body=_MESSAGE,
     ),
-    _client_to_broker(
+    client_to_broker(
         RequestCode.CONSUMER_SEND_MSG_BACK,
         send.ConsumerSendMsgBackRequestHeader,
         access=(group("Sub", field="group"),),
         response_codes=(16, 26),
     ),
-    _client_to_broker(
+    client_to_broker(
         RequestCode.END_TRANSACTION,
         txn.EndTransactionRequestHeader,
         oneway=Oneway.ALWAYS,
         access=(topic("Pub"),),
         response_codes=(11, 13, 14, 604),
     ),
-    _send(
-        RequestCode.SEND_HALVES,
-        send.SendMessageRequestHeaderV2,
-        priority=Priority.P2,
-        access=(topic("Pub", field="b"),),
-        extension="many half messages in one request",
-    ),
-    _client_to_broker(
+    _send_letters(RequestCode.SEND_HALVES, extension="many half messages in one request"),
+    client_to_broker(
         RequestCode.END_HALVES,
         txn.EndHalvesRequestHeader,
-        priority=Priority.P2,
         request_body=_BINARY,
         response_body=_BINARY,
         access=(topic("Pub"),),
         response_codes=(11,),
         extension="END_TRANSACTION for many half messages; the answer has a code for each",
     ),
-    _broker_to_client(
+    broker_to_client(
         RequestCode.CHECK_TRANSACTION_STATE,
         txn.CheckTransactionStateRequestHeader,
         request_body=_RECORDS,
         oneway=Oneway.ALWAYS,
     ),
-    _client_to_broker(
+    client_to_broker(
         RequestCode.RECALL_MESSAGE,
         send.RecallMessageRequestHeader,
         send.RecallMessageResponseHeader,
@@ -120,26 +111,8 @@ SENDING = (
 )
 
 PULLING = (
-    _client_to_broker(
-        RequestCode.PULL_MESSAGE,
-        pull.PullMessageRequestHeader,
-        pull.PullMessageResponseHeader,
-        response_body=_RECORDS,
-        access=_SUBSCRIBE,
-        response_codes=_PULL_CODES,
-        header_codes=_PULLED,
-        extension=_BULK,
-    ),
-    _client_to_broker(
-        RequestCode.LITE_PULL_MESSAGE,
-        pull.PullMessageRequestHeader,
-        pull.PullMessageResponseHeader,
-        response_body=_RECORDS,
-        access=_SUBSCRIBE,
-        response_codes=_PULL_CODES,
-        header_codes=_PULLED,
-        extension=_BULK,
-    ),
+    _pull(RequestCode.PULL_MESSAGE),
+    _pull(RequestCode.LITE_PULL_MESSAGE),
     _client_or_admin_to_broker(
         RequestCode.QUERY_MESSAGE,
         pull.QueryMessageRequestHeader,
@@ -149,58 +122,50 @@ PULLING = (
         response_codes=(22,),
         header_codes=(0, 22),
     ),
-    _client_or_admin_to_broker(
-        RequestCode.VIEW_MESSAGE_BY_ID,
-        pull.ViewMessageRequestHeader,
-        response_body=_RECORDS,
-        access=(topic("Get"),),
+    _read_topic(
+        RequestCode.VIEW_MESSAGE_BY_ID, pull.ViewMessageRequestHeader, response_body=_RECORDS
     ),
 )
 
 MEMBERSHIP = (
-    _client_to_broker(
+    _subscriber_in_body(
         RequestCode.HEART_BEAT,
         None,
         client.HeartbeatResponseHeader,
         request_body=heartbeat.HeartbeatData,
-        access=_SUBSCRIBE_IN_BODY,
     ),
-    _client_to_broker(
+    client_to_broker(
         RequestCode.UNREGISTER_CLIENT, client.UnregisterClientRequestHeader, access=(group("Sub"),)
     ),
-    _client_to_broker(
+    _subscriber_in_body(
         RequestCode.CHECK_CLIENT_CONFIG,
         request_body=heartbeat.CheckClientRequestBody,
-        access=_SUBSCRIBE_IN_BODY,
         response_codes=(23,),
     ),
-    _client_to_broker(
+    client_to_broker(
         RequestCode.GET_CONSUMER_LIST_BY_GROUP,
         admin.ConsumerGroupRequestHeader,
         response_body=heartbeat.GetConsumerListByGroupResponseBody,
         access=(group("Sub", "Get"),),
     ),
-    _broker_to_client(
+    broker_to_client(
         RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
         admin.ConsumerGroupRequestHeader,
         oneway=Oneway.ALWAYS,
     ),
-    _client_to_broker(
+    _subscriber_in_body(
         RequestCode.LOCK_BATCH_MQ,
         request_body=heartbeat.LockBatchRequestBody,
         response_body=heartbeat.LockBatchResponseBody,
-        access=_SUBSCRIBE_IN_BODY,
     ),
-    _client_to_broker(
+    _subscriber_in_body(
         RequestCode.UNLOCK_BATCH_MQ,
         request_body=heartbeat.UnlockBatchRequestBody,
         oneway=Oneway.SOMETIMES,
-        access=_SUBSCRIBE_IN_BODY,
     ),
     Row(
         RequestCode.GET_CONSUMER_RUNNING_INFO,
         client.GetConsumerRunningInfoRequestHeader,
-        priority=_P0,
         direction="A->B->C",
         response_body=admin_body.ConsumerRunningInfo,
         access=(group("Get"),),
@@ -209,7 +174,6 @@ MEMBERSHIP = (
     Row(
         RequestCode.CONSUME_MESSAGE_DIRECTLY,
         client.ConsumeMessageDirectlyResultRequestHeader,
-        priority=_P0,
         direction="A->B->C",
         request_body=_RECORDS,
         response_body=admin_body.ConsumeMessageDirectlyResult,
@@ -219,53 +183,49 @@ MEMBERSHIP = (
 )
 
 OFFSETS = (
-    _client_to_broker(
+    client_to_broker(
         RequestCode.QUERY_CONSUMER_OFFSET,
         offset.QueryConsumerOffsetRequestHeader,
         offset.OffsetResponseHeader,
         access=(topic("Sub", "Get"), group("Sub", "Get")),
         response_codes=(22,),
     ),
-    _client_to_broker(
+    client_to_broker(
         RequestCode.UPDATE_CONSUMER_OFFSET,
         offset.UpdateConsumerOffsetRequestHeader,
         oneway=Oneway.SOMETIMES,
         access=(topic("Sub", "Update"), group("Sub", "Update")),
         response_codes=(17, 26, 29),
     ),
-    _client_or_admin_to_broker(
+    _read_topic(
         RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
         offset.SearchOffsetRequestHeader,
         offset.OffsetResponseHeader,
-        access=(topic("Get"),),
     ),
-    _client_or_admin_to_broker(
+    _read_topic(
         RequestCode.GET_MAX_OFFSET,
         offset.GetMaxOffsetRequestHeader,
         offset.OffsetResponseHeader,
-        access=(topic("Get"),),
         response_codes=(501,),
     ),
-    _client_or_admin_to_broker(
+    _read_topic(
         RequestCode.GET_MIN_OFFSET,
-        offset.GetMinOffsetRequestHeader,
+        offset.QueueRequestHeader,
         offset.OffsetResponseHeader,
-        access=(topic("Get"),),
         response_codes=(501,),
     ),
-    _client_or_admin_to_broker(
+    _read_topic(
         RequestCode.GET_EARLIEST_MSG_STORETIME,
-        offset.GetEarliestMsgStoretimeRequestHeader,
+        offset.QueueRequestHeader,
         offset.GetEarliestMsgStoretimeResponseHeader,
-        access=(topic("Get"),),
     ),
-    _broker_to_client(
+    broker_to_client(
         RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
         offset.ResetOffsetRequestHeader,
         request_body=admin_body.ResetOffsetBody,
         oneway=Oneway.ALWAYS,
     ),
-    _broker_to_client(
+    broker_to_client(
         RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
         offset.GetConsumerStatusRequestHeader,
         response_body=admin_body.GetConsumerStatusBody,
@@ -273,64 +233,52 @@ OFFSETS = (
 )
 
 POP = (
-    _client_to_broker(
+    _subscriber(
         RequestCode.POP_MESSAGE,
         pop.PopMessageRequestHeader,
         pop.PopMessageResponseHeader,
         response_body=_RECORDS,
-        access=_SUBSCRIBE,
         response_codes=(16, 17, 23, 26, 29, 209, 210),
     ),
-    _client_to_broker(
-        RequestCode.ACK_MESSAGE,
-        pop.AckMessageRequestHeader,
-        access=_SUBSCRIBE,
-        response_codes=(13, 17, 208),
-    ),
-    _client_to_broker(
+    _subscriber(RequestCode.ACK_MESSAGE, pop.AckMessageRequestHeader, response_codes=(13, 17, 208)),
+    _subscriber_in_body(
         RequestCode.BATCH_ACK_MESSAGE,
         request_body=pop_body.BatchAckMessageRequestBody,
-        access=_SUBSCRIBE_IN_BODY,
         response_codes=(208,),
     ),
-    _client_to_broker(
+    _subscriber(
         RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
         pop.ChangeInvisibleTimeRequestHeader,
         pop.ChangeInvisibleTimeResponseHeader,
-        access=_SUBSCRIBE,
         response_codes=(13, 17, 208),
     ),
-    _client_to_broker(
+    _subscriber(
         RequestCode.NOTIFICATION,
         pop.NotificationRequestHeader,
         pop.NotificationResponseHeader,
-        access=_SUBSCRIBE,
         response_codes=(16, 17, 26, 29),
     ),
-    _client_to_broker(
+    client_to_broker(
         RequestCode.POLLING_INFO,
         pop.PollingInfoRequestHeader,
         pop.PollingInfoResponseHeader,
         access=(topic("Get"), group("Get")),
         response_codes=(16, 17, 26, 29),
     ),
-    _client_to_broker(
+    _subscriber(
         RequestCode.PEEK_MESSAGE,
         pop.PeekMessageRequestHeader,
         pop.PopMessageResponseHeader,
         response_body=_RECORDS,
-        access=_SUBSCRIBE,
         response_codes=(16, 17, 19, 26, 29),
     ),
-    _client_to_broker(
+    _subscriber_in_body(
         RequestCode.QUERY_ASSIGNMENT,
         request_body=pop_body.QueryAssignmentRequestBody,
         response_body=pop_body.QueryAssignmentResponseBody,
-        access=_SUBSCRIBE_IN_BODY,
     ),
     Row(
         RequestCode.SET_MESSAGE_REQUEST_MODE,
-        priority=_P0,
         direction="A->B",
         request_body=pop_body.SetMessageRequestModeRequestBody,
         access=(topic("Update", field=None), group("Update", field=None)),
@@ -338,7 +286,6 @@ POP = (
     ),
     Row(
         RequestCode.GET_ALL_MESSAGE_REQUEST_MODE,
-        priority=_P0,
         direction="S->B",
         response_body=slave_sync_body.MessageRequestModeSerializeWrapper,
         access=CLUSTER_GET,

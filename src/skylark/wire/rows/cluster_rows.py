@@ -6,32 +6,25 @@ from functools import partial
 
 from skylark.wire.bodies import common_body, ha_body, register, route_body, slave_sync_body
 from skylark.wire.codes import RequestCode
-from skylark.wire.headers import admin, controller, ha, route
+from skylark.wire.headers import admin, ha, route
 from skylark.wire.rows.catalogue_row import (
     CLUSTER_GET,
     CLUSTER_UPDATE,
     BodyKind,
     Oneway,
-    Priority,
     Row,
+    change_broker,
+    read_broker,
     topic,
 )
 
-_P0, _P2 = Priority.P0, Priority.P2
-_BINARY, _PROPERTIES = BodyKind.BINARY, BodyKind.PROPERTIES
-
-_admin_to_broker = partial(Row, priority=_P2, direction="A->B")
-_admin_to_controller = partial(Row, priority=_P2, direction="A->K")
-_broker_or_admin_to_controller = partial(Row, priority=_P2, direction="BA->K")
-_broker_to_controller = partial(Row, priority=_P2, direction="B->K")
-_broker_to_namesrv = partial(Row, priority=_P0, direction="B->N")
-_slave_to_broker = partial(Row, priority=_P0, direction="S->B")
+_broker_to_namesrv = partial(Row, direction="B->N")
+_slave_reads_broker = partial(Row, direction="S->B", access=CLUSTER_GET)
 
 ROUTING = (
     Row(
         RequestCode.GET_ROUTEINFO_BY_TOPIC,
         route.GetRouteInfoRequestHeader,
-        priority=_P0,
         direction="CBA->N",
         response_body=route_body.TopicRouteData,
         access=(topic("Pub", "Sub", "Get"),),
@@ -46,11 +39,11 @@ ROUTING = (
         access=CLUSTER_UPDATE,
     ),
     _broker_to_namesrv(
-        RequestCode.UNREGISTER_BROKER, route.UnRegisterBrokerRequestHeader, access=CLUSTER_UPDATE
+        RequestCode.UNREGISTER_BROKER, route.BrokerRequestHeader, access=CLUSTER_UPDATE
     ),
     _broker_to_namesrv(
         RequestCode.QUERY_DATA_VERSION,
-        route.QueryDataVersionRequestHeader,
+        route.BrokerRequestHeader,
         route.QueryDataVersionResponseHeader,
         request_body=common_body.DataVersion,
         response_body=common_body.DataVersion,
@@ -60,7 +53,6 @@ ROUTING = (
     Row(
         RequestCode.BROKER_HEARTBEAT,
         route.BrokerHeartbeatRequestHeader,
-        priority=_P0,
         direction="B->NK",
         oneway=Oneway.SOMETIMES,
         access=CLUSTER_UPDATE,
@@ -68,7 +60,7 @@ ROUTING = (
     ),
     _broker_to_namesrv(
         RequestCode.REGISTER_TOPIC_IN_NAMESRV,
-        route.RegisterTopicRequestHeader,
+        admin.TopicRequestHeader,
         request_body=route_body.TopicRouteData,
         access=CLUSTER_UPDATE,
     ),
@@ -81,7 +73,6 @@ ROUTING = (
     Row(
         RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE,
         route.NotifyMinBrokerIdChangeRequestHeader,
-        priority=_P0,
         direction="N->B",
         oneway=Oneway.ALWAYS,
         access=CLUSTER_UPDATE,
@@ -93,7 +84,6 @@ REPLICATION = (
         RequestCode.GET_ALL_TOPIC_CONFIG,
         ha.GetAllTopicConfigRequestHeader,
         ha.GetAllTopicConfigResponseHeader,
-        priority=_P0,
         direction="SA->B",
         response_body=slave_sync_body.TopicConfigAndMappingSerializeWrapper,
         access=CLUSTER_GET,
@@ -102,48 +92,32 @@ REPLICATION = (
         RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
         ha.GetAllSubscriptionGroupRequestHeader,
         ha.GetAllSubscriptionGroupResponseHeader,
-        priority=_P0,
         direction="SA->B",
         response_body=slave_sync_body.SubscriptionGroupWrapper,
         access=CLUSTER_GET,
     ),
-    _slave_to_broker(
+    _slave_reads_broker(
         RequestCode.GET_ALL_CONSUMER_OFFSET,
         response_body=slave_sync_body.ConsumerOffsetSerializeWrapper,
-        access=CLUSTER_GET,
     ),
-    _slave_to_broker(
-        RequestCode.GET_ALL_DELAY_OFFSET,
-        response_body=slave_sync_body.DelayOffsetSerializeWrapper,
-        access=CLUSTER_GET,
+    _slave_reads_broker(
+        RequestCode.GET_ALL_DELAY_OFFSET, response_body=slave_sync_body.DelayOffsetSerializeWrapper
     ),
-    _slave_to_broker(RequestCode.GET_TIMER_CHECK_POINT, response_body=_BINARY, access=CLUSTER_GET),
-    _slave_to_broker(
-        RequestCode.GET_TIMER_METRICS,
-        response_body=slave_sync_body.TimerMetrics,
-        access=CLUSTER_GET,
-    ),
+    _slave_reads_broker(RequestCode.GET_TIMER_CHECK_POINT, response_body=BodyKind.BINARY),
+    _slave_reads_broker(RequestCode.GET_TIMER_METRICS, response_body=slave_sync_body.TimerMetrics),
     Row(
         RequestCode.EXCHANGE_BROKER_HA_INFO,
         ha.ExchangeHAInfoHeader,
         ha.ExchangeHAInfoHeader,
-        priority=_P2,
         direction="B->B",
         access=CLUSTER_UPDATE,
     ),
-    _admin_to_broker(
-        RequestCode.GET_BROKER_HA_STATUS, response_body=ha_body.HARuntimeInfo, access=CLUSTER_GET
-    ),
-    _admin_to_broker(
-        RequestCode.RESET_MASTER_FLUSH_OFFSET,
-        ha.ResetMasterFlushOffsetRequestHeader,
-        access=CLUSTER_UPDATE,
-    ),
+    read_broker(RequestCode.GET_BROKER_HA_STATUS, response_body=ha_body.HARuntimeInfo),
+    change_broker(RequestCode.RESET_MASTER_FLUSH_OFFSET, ha.ResetMasterFlushOffsetRequestHeader),
     Row(
         RequestCode.LOG_CHECK,
         ha.LogCheckRequestHeader,
         ha.LogCheckResponseHeader,
-        priority=_P2,
         direction="B->B",
         access=CLUSTER_GET,
         response_codes=(21, 22, 29),
@@ -151,110 +125,26 @@ REPLICATION = (
     ),
 )
 
+# There is no controller: its requests are named, so that they are refused by name.
 CONTROLLER = (
-    _broker_to_controller(
-        RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET,
-        controller.AlterSyncStateSetRequestHeader,
-        controller.AlterSyncStateSetResponseHeader,
-        request_body=ha_body.SyncStateSet,
-        response_body=ha_body.SyncStateSet,
-        access=CLUSTER_UPDATE,
-        response_codes=(2000, 2001, 2002, 2003, 2006, 2007, 2008, 2013),
-    ),
-    _broker_or_admin_to_controller(
-        RequestCode.CONTROLLER_ELECT_MASTER,
-        controller.ElectMasterRequestHeader,
-        controller.ElectMasterResponseHeader,
-        response_body=ha_body.ElectMasterResponseBody,
-        access=CLUSTER_UPDATE,
-        response_codes=(2004, 2007, 2010, 2011, 2012),
-    ),
-    _broker_to_controller(
-        RequestCode.CONTROLLER_REGISTER_BROKER,
-        controller.RegisterBrokerToControllerRequestHeader,
-        controller.RegisterBrokerToControllerResponseHeader,
-        response_body=ha_body.SyncStateSet,
-        access=CLUSTER_UPDATE,
-        response_codes=(2007, 2010),
-    ),
-    _broker_or_admin_to_controller(
-        RequestCode.CONTROLLER_GET_REPLICA_INFO,
-        controller.GetReplicaInfoRequestHeader,
-        controller.GetReplicaInfoResponseHeader,
-        response_body=ha_body.SyncStateSet,
-        access=CLUSTER_GET,
-        response_codes=(2007, 2008),
-    ),
-    _broker_or_admin_to_controller(
-        RequestCode.CONTROLLER_GET_METADATA_INFO,
-        None,
-        controller.GetMetaDataResponseHeader,
-        access=CLUSTER_GET,
-    ),
-    _admin_to_controller(
-        RequestCode.CONTROLLER_GET_SYNC_STATE_DATA,
-        request_body=list[str],
-        response_body=ha_body.BrokerReplicasInfo,
-        access=CLUSTER_GET,
-        response_codes=(2007,),
-    ),
-    _admin_to_broker(
-        RequestCode.GET_BROKER_EPOCH_CACHE,
-        response_body=ha_body.EpochEntryCache,
-        access=CLUSTER_GET,
-    ),
-    Row(
-        RequestCode.NOTIFY_BROKER_ROLE_CHANGED,
-        controller.NotifyBrokerRoleChangedRequestHeader,
-        priority=_P2,
-        direction="K->B",
-        request_body=ha_body.SyncStateSet,
-        access=CLUSTER_UPDATE,
-    ),
-    _admin_to_controller(
-        RequestCode.UPDATE_CONTROLLER_CONFIG, request_body=_PROPERTIES, access=CLUSTER_UPDATE
-    ),
-    _admin_to_controller(
-        RequestCode.GET_CONTROLLER_CONFIG, response_body=_PROPERTIES, access=CLUSTER_GET
-    ),
-    _admin_to_controller(
-        RequestCode.CLEAN_BROKER_DATA,
-        controller.CleanControllerBrokerDataRequestHeader,
-        access=CLUSTER_UPDATE,
-        response_codes=(2007, 2009),
-    ),
-    _broker_to_controller(
-        RequestCode.CONTROLLER_GET_NEXT_BROKER_ID,
-        controller.GetNextBrokerIdRequestHeader,
-        controller.GetNextBrokerIdResponseHeader,
-        access=CLUSTER_GET,
-        response_codes=(2007,),
-    ),
-    _broker_to_controller(
-        RequestCode.CONTROLLER_APPLY_BROKER_ID,
-        controller.ApplyBrokerIdRequestHeader,
-        controller.ApplyBrokerIdResponseHeader,
-        access=CLUSTER_UPDATE,
-        response_codes=(2007, 2014),
-    ),
-    # These five travel between controllers inside Java's Raft library only.
-    Row(RequestCode.BROKER_CLOSE_CHANNEL_REQUEST, priority=Priority.UNUSED),
-    Row(RequestCode.CHECK_NOT_ACTIVE_BROKER_REQUEST, priority=Priority.UNUSED),
-    Row(RequestCode.GET_BROKER_LIVE_INFO_REQUEST, priority=Priority.UNUSED),
-    Row(RequestCode.GET_SYNC_STATE_DATA_REQUEST, priority=Priority.UNUSED),
-    Row(RequestCode.RAFT_BROKER_HEART_BEAT_EVENT_REQUEST, priority=Priority.UNUSED),
+    Row(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, direction="B->K", access=CLUSTER_UPDATE),
+    Row(RequestCode.CONTROLLER_ELECT_MASTER, direction="BA->K", access=CLUSTER_UPDATE),
+    Row(RequestCode.CONTROLLER_REGISTER_BROKER, direction="B->K", access=CLUSTER_UPDATE),
+    Row(RequestCode.CONTROLLER_GET_REPLICA_INFO, direction="BA->K", access=CLUSTER_GET),
+    Row(RequestCode.CONTROLLER_GET_METADATA_INFO, direction="BA->K", access=CLUSTER_GET),
+    Row(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, direction="A->K", access=CLUSTER_GET),
+    read_broker(RequestCode.GET_BROKER_EPOCH_CACHE),
+    Row(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, direction="K->B", access=CLUSTER_UPDATE),
+    Row(RequestCode.UPDATE_CONTROLLER_CONFIG, direction="A->K", access=CLUSTER_UPDATE),
+    Row(RequestCode.GET_CONTROLLER_CONFIG, direction="A->K", access=CLUSTER_GET),
+    Row(RequestCode.CLEAN_BROKER_DATA, direction="A->K", access=CLUSTER_UPDATE),
+    Row(RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, direction="B->K", access=CLUSTER_GET),
+    Row(RequestCode.CONTROLLER_APPLY_BROKER_ID, direction="B->K", access=CLUSTER_UPDATE),
 )
 
 CONTAINER = (
-    _admin_to_broker(
-        RequestCode.ADD_BROKER,
-        admin.AddBrokerRequestHeader,
-        request_body=_PROPERTIES,
-        access=CLUSTER_UPDATE,
-    ),
-    _admin_to_broker(
-        RequestCode.REMOVE_BROKER, admin.RemoveBrokerRequestHeader, access=CLUSTER_UPDATE
-    ),
+    change_broker(RequestCode.ADD_BROKER),
+    change_broker(RequestCode.REMOVE_BROKER),
 )
 
 ROWS = ROUTING + REPLICATION + CONTROLLER + CONTAINER
