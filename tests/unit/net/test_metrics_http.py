@@ -56,7 +56,7 @@ def status_of(answer: bytes) -> int:
 @on_both_loops
 async def test_metrics() -> None:
     registry = Registry({"cluster": "c"})
-    registry.counter("messages_total", "Grüße.").labels().inc(3)
+    registry.counter("messages_total", "Grüße.").labels().value += 3
     async with serving(registry=registry) as server:
         answer = await ask(server, b"GET /metrics?x=1 HTTP/1.1\r\nHost: h\r\n\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")

@@ -16,7 +16,6 @@ import pytest
 from skylark.core.errors import BrokerError, SystemBusyError
 from skylark.net.connection import Connection
 from skylark.net.dispatch import (
-    GO_AWAY_ABOVE_VERSION,
     LATER,
     REMARK_LENGTH_MAX,
     Answer,
@@ -28,6 +27,7 @@ from skylark.net.limits import NetLimits
 from skylark.net.server import RemotingServer
 from skylark.testing.memory_net import MemoryNetwork
 from skylark.testing.virtual_clock import VirtualClock
+from skylark.wire.codes import V5_3_1
 from skylark.wire.command import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,
@@ -510,7 +510,7 @@ async def test_clients_that_know_go_away_get_it_while_the_server_shuts_down() ->
         world.dispatcher.shutting_down = True
         sent = requests(4)
         for request, version in zip(sent, (0, 1, 0, 2), strict=True):
-            request.version = GO_AWAY_ABOVE_VERSION + version
+            request.version = V5_3_1 + version
         found = {answer.opaque: answer.code for answer in await world.ask(*sent)}
         assert found == {0: 0, 1: 1500, 2: 0, 3: 1500}
         assert world.runs == [[0, 2]]
