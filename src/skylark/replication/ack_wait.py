@@ -19,6 +19,8 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from skylark.core.clock import TimerHandle
 from skylark.replication.config import ReplicationConfig
 from skylark.store.owner_thread import Scheduler
@@ -27,17 +29,14 @@ from skylark.store.store_results import PutStatus, PutWaiter
 logger = logging.getLogger(__name__)
 
 
-class _Pending:
+class _Pending(msgspec.Struct):
     """A put that waits for the disk, for slaves, or for both."""
 
-    __slots__ = ("_answer", "_disk", "deadline", "end_offset", "status")
-
-    def __init__(self, end_offset: int, deadline: float, answer: PutWaiter) -> None:
-        self.end_offset = end_offset
-        self.deadline = deadline
-        self.status: PutStatus | None = None  # of the replicas
-        self._disk: PutStatus | None = None
-        self._answer = answer
+    end_offset: int
+    deadline: float
+    _answer: PutWaiter
+    status: PutStatus | None = None  # of the replicas
+    _disk: PutStatus | None = None
 
     def flushed(self, status: PutStatus) -> None:
         """The put is flushed, or need not be."""

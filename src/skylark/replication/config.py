@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 from skylark.core.config import Config, Setting
+from skylark.store.config import byte_count, milliseconds
 from skylark.wire.ha_frame import HA_BODY_SIZE, HA_BODY_SIZE_MAX
 from skylark.wire.layout import HA_FRAME_HEAD_SIZE
 
@@ -23,16 +24,15 @@ class ReplicationConfig(Config, frozen=True, kw_only=True):
     """Settings of replication, for masters and slaves."""
 
     ha_send_heartbeat_interval: Annotated[
-        int, Setting("Silence after which either end says that it lives.", unit="ms", minimum=1)
+        int, milliseconds("Silence after which either end says that it lives.")
     ] = 5_000
     ha_housekeeping_interval: Annotated[
-        int, Setting("Silence of the other end after which a link is closed.", unit="ms", minimum=1)
+        int, milliseconds("Silence of the other end after which a link is closed.")
     ] = 20_000
     ha_transfer_batch_size: Annotated[
         int,
-        Setting(
+        byte_count(
             "Log bytes in one frame to a slave.",
-            unit="bytes",
             minimum=1,
             maximum=HA_BODY_SIZE_MAX - HA_FRAME_HEAD_SIZE,  # what an Apache slave has room for
         ),
@@ -41,11 +41,11 @@ class ReplicationConfig(Config, frozen=True, kw_only=True):
         bool, Setting("Send no more than maxHaTransferByteInSecond to each slave.")
     ] = False
     max_ha_transfer_byte_in_second: Annotated[
-        int, Setting("Bytes per second for each slave.", unit="bytes", minimum=1_000)
+        int, byte_count("Bytes per second for each slave.", minimum=1_000)
     ] = 100 << 20
-    ha_max_gap_not_in_sync: Annotated[
-        int, Setting("A slave further behind is not in sync.", unit="bytes", minimum=0)
-    ] = GAP_MAX
+    ha_max_gap_not_in_sync: Annotated[int, byte_count("A slave further behind is not in sync.")] = (
+        GAP_MAX
+    )
     in_sync_replicas: Annotated[
         int,
         Setting(
@@ -54,9 +54,7 @@ class ReplicationConfig(Config, frozen=True, kw_only=True):
             maximum=REPLICAS_MAX,
         ),
     ] = 1
-    slave_timeout: Annotated[
-        int, Setting("How long a put waits for slaves.", unit="ms", minimum=1)
-    ] = 3_000
+    slave_timeout: Annotated[int, milliseconds("How long a put waits for slaves.")] = 3_000
     ha_master_address: Annotated[
         str | None, Setting("Address of the master's HA port; else the name server tells.")
     ] = None
@@ -69,7 +67,7 @@ class ReplicationConfig(Config, frozen=True, kw_only=True):
         ),
     ] = False
     ha_slave_fallbehind_max: Annotated[
-        int, Setting("haCompatible4x: a slave further behind is not near.", unit="bytes", minimum=0)
+        int, byte_count("haCompatible4x: a slave further behind is not near.")
     ] = GAP_MAX
     ha_sync_from_start: Annotated[
         bool, Setting("Send an empty slave the whole log, not only its last file as Java does.")

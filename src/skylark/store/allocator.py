@@ -35,9 +35,8 @@ from __future__ import annotations
 import contextlib
 import logging
 from concurrent.futures import Executor, Future, wait
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 from skylark.store.errors import (
     StoreFileError,
@@ -64,17 +63,9 @@ class FileNotReadyError(StoreFileError):
     retriable: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
-class _Spare:
+class _Spare(NamedTuple):
     path: Path
     creation: Future[FileHandle]
-
-
-@dataclass(frozen=True, slots=True)
-class WarmUp:
-    """How new files are warmed up: every page is written, and synced after so many (0: never)."""
-
-    sync_pages: int = 0
 
 
 class Allocator:
@@ -87,18 +78,21 @@ class Allocator:
         ahead: int = ALLOCATE_AHEAD,
         executor: Executor | None = None,
         post: Post | None = None,
-        warm_up: WarmUp | None = None,
+        warm_up_pages: int | None = None,
         create_wait_s: float = CREATE_WAIT_S,
         populate_ahead: int = 0,
     ) -> None:
-        """``ahead``: bytes allocated in advance; ``populate_ahead``: bytes touched, 0 for none."""
+        """``ahead``: bytes allocated in advance; ``populate_ahead``: bytes touched, 0 for none.
+
+        ``warm_up_pages``: write every page of a new file, and sync after so many (0: at the end).
+        """
         if (executor is None) != (post is None):
             raise ValueError("executor and post must be given together")
         self._file_system = files
         self._ahead = ahead
         self._executor = executor
         self._post = post
-        self._warm_up = warm_up
+        self._warm_up_pages = warm_up_pages
         self._create_wait_s = create_wait_s
         self._spare: _Spare | None = None
         #: Files that could be neither finished nor removed. Used by one thread at a time: the
@@ -114,7 +108,7 @@ class Allocator:
     def request(self, path: Path, size: int) -> None:
         """Have the worker create the file that will be needed next."""
         if self._executor is not None and self._spare is None:
-            creation = self._executor.submit(self._create, path, size, self._warm_up)
+            creation = self._executor.submit(self._create, path, size, self._warm_up_pages)
             self._spare = _Spare(path, creation)
 
     def take(self, path: Path, size: int) -> FileHandle:
@@ -167,7 +161,7 @@ class Allocator:
         self._spare = None
         return handle
 
-    def _create(self, path: Path, size: int, warm_up: WarmUp | None) -> FileHandle:
+    def _create(self, path: Path, size: int, warm_up_pages: int | None) -> FileHandle:
         """Create a file, in any thread; remove it again if it cannot be finished.
 
         Crash, line by line: no file, or one of length 0 or ``size``; the same; all zeros; durable
@@ -183,9 +177,9 @@ class Allocator:
             self._unremoved.add(path)  # it may exist without its full length
             raise
         try:
-            handle.allocate(0, size if warm_up is not None else min(size, self._ahead))
-            if warm_up is not None:
-                _warm(handle, warm_up)
+            handle.allocate(0, size if warm_up_pages is not None else min(size, self._ahead))
+            if warm_up_pages is not None:
+                _warm(handle, warm_up_pages)
             handle.sync()
             self._file_system.sync_directory(path.parent)
         except StoreFileError:
@@ -209,7 +203,7 @@ class Allocator:
 
     def unlock(self, file: MappedFile) -> None:
         """Release the memory lock of a warmed file that is full: newer files need the memory."""
-        if self._warm_up is not None:
+        if self._warm_up_pages is not None:
             file.handle.unlock_memory(0, file.size)
 
     # Blocks
@@ -292,20 +286,20 @@ class Allocator:
             file.prepared = max(file.wrote, stop)
 
 
-def _warm(handle: FileHandle, warm_up: WarmUp) -> None:
+def _warm(handle: FileHandle, sync_pages: int) -> None:
     """Load every page of a new file into memory, and ask the kernel to keep it there.
 
     Uses positional writes, which let other threads run; Java touches the mapping.
     """
     chunk = _WARM_CHUNK
-    if warm_up.sync_pages:
-        chunk = chunk[: warm_up.sync_pages * PAGE_SIZE]
+    if sync_pages:
+        chunk = chunk[: sync_pages * PAGE_SIZE]
     unsynced = 0
     for position in range(0, handle.size, len(chunk)):
         data = chunk[: handle.size - position]
         handle.write(position, data)
         unsynced += len(data)
-        if warm_up.sync_pages and unsynced >= warm_up.sync_pages * PAGE_SIZE:
+        if sync_pages and unsynced >= sync_pages * PAGE_SIZE:
             handle.sync()
             unsynced = 0
     handle.advise(Advice.WILL_NEED)

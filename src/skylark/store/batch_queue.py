@@ -18,11 +18,10 @@ Counterpart of Java's ``BatchConsumeQueue``.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, Final
 
-from skylark.store.consume_queue import Boundary, Dispatched, EntryQueue, QueueEntry
+from skylark.store.consume_queue import Dispatched, EntryQueue, QueueEntry, StoreTimeOf
 from skylark.wire.layout import BATCH_CQ_ENTRY, BATCH_CQ_ENTRY_SIZE, batch_cq_dtype
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ class BatchQueue(EntryQueue):
     __slots__ = ()
 
     entry_size = BATCH_CQ_ENTRY_SIZE
+    content = "inner batches"
 
     def entry_dtype(self) -> np.dtype[Any]:
         return batch_cq_dtype()
@@ -125,18 +125,9 @@ class BatchQueue(EntryQueue):
         )
         return QueueEntry(first, log_offset, size, tags_code, count)
 
-    def offset_by_time(
-        self,
-        timestamp: int,
-        boundary: Boundary,
-        store_time_of: Callable[[int], int | None],
-    ) -> int:
+    def _store_time_at(self, index: int, store_time_of: StoreTimeOf) -> int:
         del store_time_of  # entries contain the time
-        bisect = bisect_left if boundary is Boundary.LOWER else bisect_right
-        indexes = range(self._min_index, self._end_index)
-        found = self._min_index + bisect(indexes, timestamp, key=lambda i: self._entry(i)[3])
-        offset = self._offset_at(found)
-        return offset if boundary is Boundary.LOWER else max(self.min_offset, offset - 1)
+        return self._entry(index)[3]
 
     def _entry(self, index: int) -> tuple[int, ...]:
         return _unpack_from(self._read_entry(index))

@@ -36,6 +36,14 @@ logger = logging.getLogger(__name__)
 FILE_NAME: Final = "checkpoint"
 ABORT_NAME: Final = "abort"
 STORE_TIMESTAMP_MAX: Final = 1 << 43  # year 2248: later values are not store times
+_FIELDS: Final = (
+    "physic_msg_timestamp",
+    "logics_msg_timestamp",
+    "index_msg_timestamp",
+    "master_flushed_offset",
+    "confirm_offset",
+    "logics_physical_offset",
+)
 TIMESTAMP_MARGIN_MS: Final = 3_000  # as in Java: clocks of records and flushes differ a little
 
 
@@ -95,14 +103,8 @@ class Checkpoint:
         self._set(values)
 
     def _set(self, values: Iterable[int]) -> None:
-        (
-            self.physic_msg_timestamp,
-            self.logics_msg_timestamp,
-            self.index_msg_timestamp,
-            self.master_flushed_offset,
-            self.confirm_offset,
-            self.logics_physical_offset,
-        ) = values
+        for name, value in zip(_FIELDS, values, strict=True):
+            setattr(self, name, value)
 
     @property
     def recovery_timestamp(self) -> int:
@@ -117,18 +119,11 @@ class Checkpoint:
 
     def adopt(self, other: Checkpoint) -> None:
         """Take over the values of another checkpoint."""
-        self._set(CHECKPOINT.unpack(other.pack()))
+        self._set(getattr(other, name) for name in _FIELDS)
 
     def pack(self) -> bytes:
         """The values as bytes, for :meth:`write` in another thread."""
-        return CHECKPOINT.pack(
-            self.physic_msg_timestamp,
-            self.logics_msg_timestamp,
-            self.index_msg_timestamp,
-            self.master_flushed_offset,
-            self.confirm_offset,
-            self.logics_physical_offset,
-        )
+        return CHECKPOINT.pack(*[getattr(self, name) for name in _FIELDS])
 
     def write(self, packed: bytes) -> None:
         """Write packed values to disk; in any thread, one at a time."""

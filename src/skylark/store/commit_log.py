@@ -109,14 +109,6 @@ class Draft(msgspec.Struct, gc=False):
     limits: PutLimits = _SETTINGS
 
 
-class AppendedBatch(msgspec.Struct, gc=False):
-    """Where the records of a batch are, one directly behind the other."""
-
-    log_offsets: Sequence[int]
-    sizes: Sequence[int]
-    store_timestamp: int
-
-
 class CommitLog:
     """Appends records to the newest file and leases out bytes of any file."""
 
@@ -136,9 +128,7 @@ class CommitLog:
 
     # ---- writing ---------------------------------------------------------------------------------
 
-    def append(
-        self, draft: Draft, topic: TopicField, queue_offset: int, now_ms: int | None = None
-    ) -> PutResult:
+    def append(self, draft: Draft, topic: TopicField, queue_offset: int, now_ms: int) -> PutResult:
         """Write one record. Raises StoreFullError and other StoreErrors; then nothing has changed.
 
         ``now_ms`` is the common store time of records that are appended together.
@@ -164,8 +154,6 @@ class CommitLog:
             position = file.wrote
             end = position + size
         log_offset = file.start_offset + position
-        if now_ms is None:
-            now_ms = self.now_ms()
         buffer = file.buffer
         body_end = end - len(tail)
         buffer[position + head_size : body_end] = body
@@ -188,16 +176,14 @@ class CommitLog:
         topic: TopicField,
         queue_offset: int,
         batch: Batch,
-        now_ms: int | None = None,
-    ) -> AppendedBatch:
+        now_ms: int,
+    ) -> tuple[Sequence[int], Sequence[int]]:
         """Write one record per message, all in one file, with consecutive queue offsets.
 
         Topic, queue, times and hosts are the draft's; body, properties and flag are each message's.
-        Readers see all of the batch or nothing.
+        Readers see all of the batch or nothing. Returns the log offsets and sizes of the records.
         """
         sys_flag = self._with_host_bits(draft)
-        if now_ms is None:
-            now_ms = self.now_ms()
         head = RECORD_HEADS[(sys_flag & FLAG_HOSTS_V6_MASK) >> 4].pack(
             0, topic.magic, 0, draft.queue_id, 0, 0, 0, sys_flag, draft.born_timestamp,
             draft.born_host, now_ms, self.store_host, draft.reconsume_times, 0, 0,
@@ -220,7 +206,7 @@ class CommitLog:
             file.buffer[position:start] = view[: TOTAL_SIZE.size]  # last: see append
         file.last_store_timestamp = now_ms
         file.wrote = end
-        return AppendedBatch(log_offsets, sizes, now_ms)
+        return log_offsets, sizes
 
     def can_hold(self, draft: Draft, topic: TopicField) -> bool:
         """Whether a log file is large enough for a draft and the blank that closes the file."""

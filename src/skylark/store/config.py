@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
-from skylark.core.config import Config, Scalar, Setting, format_value, own_settings
+from skylark.core.config import Config, Setting, format_value, own_settings
 from skylark.wire.layout import (
     BATCH_CQ_ENTRY_SIZE,
     CQ_ENTRY_SIZE,
@@ -33,6 +33,22 @@ RECORD_OVERHEAD_MAX: Final = 64 << 10  # Java: a record may be this much longer 
 _INT_MAX: Final = (1 << 31) - 1
 _DELAY_LEVEL: Final = re.compile(r"([0-9]{1,9})([smhd])")
 _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def milliseconds(doc: str, *, minimum: int = 1) -> Setting:
+    return Setting(doc, unit="ms", minimum=minimum)
+
+
+def byte_count(doc: str, *, minimum: int = 0, maximum: int | None = None) -> Setting:
+    return Setting(doc, unit="bytes", minimum=minimum, maximum=maximum)
+
+
+def file_count(doc: str) -> Setting:
+    return Setting(doc, unit="files", minimum=1)
+
+
+def page_count(doc: str, *, minimum: int = 0) -> Setting:
+    return Setting(doc, unit="4 KiB pages", minimum=minimum)
 
 
 class FlushDiskType(enum.Enum):
@@ -50,44 +66,25 @@ class BrokerRole(enum.Enum):
     SLAVE = 2
 
 
-#: Attribute -> the only value that is accepted, and why no other is.
-REFUSED: Final[dict[str, tuple[Scalar, str]]] = {
-    "store_type": (
-        "default",
-        "consume queues in RocksDB are not supported, and their files are not those of the "
-        "default queues; use storeType=default",
-    ),
-    "rocksdb_cq_double_write_enable": (
-        False,
-        "consume queues in RocksDB are not supported; the queue files are complete without them",
-    ),
-    "index_rocksdb_enable": (
-        False,
-        "an index in RocksDB is not supported; the index files answer the same queries",
-    ),
-    "enable_consume_queue_ext": (
-        False,
-        "extended consume queues change the meaning of the tags code in every entry; SQL92 "
-        "filters work without them, on the properties of the message",
-    ),
-    "enable_lmq": (False, "light message queues (LMQ) are not supported"),
-    "enable_multi_dispatch": (
-        False,
-        "dispatch of one message to several light message queues (LMQ) is not supported",
-    ),
-    "enable_dleger_commit_log": (
-        False,
-        "a DLedger commit log has another file format; use a plain master with slaves",
-    ),
-    "duplication_enable": (
-        False,
-        "an external replicator would decide what is visible; use a plain master with slaves",
-    ),
-    "enable_controller_mode": (
-        False,
-        "the store does not use a controller to confirm the log",
-    ),
-    "read_only_commit_log_store_paths": (None, "a log spread over several paths is not supported"),
+#: Attribute -> why no value but its default is accepted.
+REFUSED: Final[dict[str, str]] = {
+    "store_type": "consume queues in RocksDB are not supported, and their files are not those of "
+    "the default queues; use storeType=default",
+    "rocksdb_cq_double_write_enable": "consume queues in RocksDB are not supported; the queue "
+    "files are complete without them",
+    "index_rocksdb_enable": "an index in RocksDB is not supported; the index files answer the same "
+    "queries",
+    "enable_consume_queue_ext": "extended consume queues change the meaning of the tags code in "
+    "every entry; SQL92 filters work without them, on the properties of the message",
+    "enable_lmq": "light message queues (LMQ) are not supported",
+    "enable_multi_dispatch": "dispatch of one message to several light message queues (LMQ) is not "
+    "supported",
+    "enable_dleger_commit_log": "a DLedger commit log has another file format; use a plain master "
+    "with slaves",
+    "duplication_enable": "an external replicator would decide what is visible; use a plain master "
+    "with slaves",
+    "enable_controller_mode": "the store does not use a controller to confirm the log",
+    "read_only_commit_log_store_paths": "a log spread over several paths is not supported",
 }
 
 
@@ -111,22 +108,20 @@ class StoreConfig(Config, frozen=True, kw_only=True):
     # --- file sizes: fixed when the store is made ---
 
     mapped_file_size_commit_log: Annotated[
-        int, Setting("Length of a commit log file.", unit="bytes", minimum=256, maximum=_INT_MAX)
+        int, byte_count("Length of a commit log file.", minimum=256, maximum=_INT_MAX)
     ] = 1 << 30
     mapped_file_size_consume_queue: Annotated[
         int,
-        Setting(
+        byte_count(
             "Length of a consume queue file, rounded up to whole entries of 20 bytes.",
-            unit="bytes",
             minimum=1,
             maximum=_INT_MAX - CQ_ENTRY_SIZE,
         ),
     ] = 300_000 * CQ_ENTRY_SIZE
     mapper_file_size_batch_consume_queue: Annotated[
         int,
-        Setting(
+        byte_count(
             "Length of a queue file of a BatchCQ topic, in entries of 46 bytes.",
-            unit="bytes",
             minimum=46,
             maximum=_INT_MAX,
         ),
@@ -146,23 +141,16 @@ class StoreConfig(Config, frozen=True, kw_only=True):
     ] = FlushDiskType.ASYNC_FLUSH
     sync_flush_timeout: Annotated[
         int,
-        Setting(
-            "How long a put waits for the disk before the broker responds with code 10.",
-            unit="ms",
-            minimum=1,
-        ),
+        milliseconds("How long a put waits for the disk before the broker responds with code 10."),
     ] = 5_000
     flush_interval_commit_log: Annotated[
-        int,
-        Setting("ASYNC_FLUSH: interval of the check for unflushed bytes.", unit="ms", minimum=1),
+        int, milliseconds("ASYNC_FLUSH: interval of the check for unflushed bytes.")
     ] = 500
     flush_commit_log_least_pages: Annotated[
-        int,
-        Setting("ASYNC_FLUSH: fewest dirty pages that are flushed.", unit="4 KiB pages", minimum=0),
+        int, page_count("ASYNC_FLUSH: fewest dirty pages that are flushed.")
     ] = 4
     flush_commit_log_thorough_interval: Annotated[
-        int,
-        Setting("ASYNC_FLUSH: time after which any dirty byte is flushed.", unit="ms", minimum=0),
+        int, milliseconds("ASYNC_FLUSH: time after which any dirty byte is flushed.", minimum=0)
     ] = 10_000
     flush_commit_log_timed: Annotated[
         bool, Setting("ASYNC_FLUSH: flush by time only; false: also when woken by a put or commit.")
@@ -187,23 +175,23 @@ class StoreConfig(Config, frozen=True, kw_only=True):
         bool, Setting("With an empty pool: fail the put instead of writing to the file directly.")
     ] = False
     commit_interval_commit_log: Annotated[
-        int, Setting("Interval of the check for uncommitted bytes.", unit="ms", minimum=1)
+        int, milliseconds("Interval of the check for uncommitted bytes.")
     ] = 200
     commit_commit_log_least_pages: Annotated[
-        int, Setting("Fewest pages that are committed.", unit="4 KiB pages", minimum=0)
+        int, page_count("Fewest pages that are committed.")
     ] = 4
     commit_commit_log_thorough_interval: Annotated[
-        int, Setting("Time after which any byte is committed.", unit="ms", minimum=0)
+        int, milliseconds("Time after which any byte is committed.", minimum=0)
     ] = 200
     wake_commit_when_put_message: Annotated[bool, Setting("Every put wakes the commit.")] = True
 
     # --- queue flush ---
 
     flush_interval_consume_queue: Annotated[
-        int, Setting("Time between two writes of new queue entries.", unit="ms", minimum=1)
+        int, milliseconds("Time between two writes of new queue entries.")
     ] = 1_000
     flush_consume_queue_thorough_interval: Annotated[
-        int, Setting("Time after which all queues are synced; 5 s at most.", unit="ms", minimum=0)
+        int, milliseconds("Time after which all queues are synced; 5 s at most.", minimum=0)
     ] = 60_000
 
     # --- allocation ---
@@ -212,8 +200,7 @@ class StoreConfig(Config, frozen=True, kw_only=True):
         bool, Setting("Fill every page of a new log file before it is used.")
     ] = False
     flush_least_pages_when_warm_maped_file: Annotated[
-        int,
-        Setting("SYNC_FLUSH: pages between two syncs of a warm-up.", unit="4 KiB pages", minimum=1),
+        int, page_count("SYNC_FLUSH: pages between two syncs of a warm-up.", minimum=1)
     ] = 4_096
     data_read_ahead_enable: Annotated[
         bool, Setting("Let the system read ahead in log files; false: advise random reads.")
@@ -223,14 +210,14 @@ class StoreConfig(Config, frozen=True, kw_only=True):
 
     broker_role: Annotated[BrokerRole, Setting("Role in replication.")] = BrokerRole.ASYNC_MASTER
     max_message_size: Annotated[
-        int, Setting("Longest message body.", unit="bytes", minimum=1, maximum=_INT_MAX - (1 << 17))
+        int, byte_count("Longest message body.", minimum=1, maximum=_INT_MAX - (1 << 17))
     ] = 4 << 20
     enabled_append_prop_crc: Annotated[
         bool,
         Setting("End each record with a checksum of all its bytes.", java="enabledAppendPropCRC"),
     ] = False
     os_page_cache_busy_time_out_mills: Annotated[
-        int, Setting("An append that takes longer counts as overload.", unit="ms", minimum=1)
+        int, milliseconds("An append that takes longer counts as overload.")
     ] = 1_000
     message_delay_level: Annotated[
         str, Setting("Delays of the levels 1, 2, ...: numbers with s, m, h or d.")
@@ -260,22 +247,19 @@ class StoreConfig(Config, frozen=True, kw_only=True):
         bool, Setting("Recovery checks the checksum of records instead.", java="forceVerifyPropCRC")
     ] = False
     commit_log_recover_max_num: Annotated[
-        int,
-        Setting(
-            "Recovery logs a warning if it reads more log files than this.", unit="files", minimum=1
-        ),
+        int, file_count("Recovery logs a warning if it reads more log files than this.")
     ] = 10
 
     # --- read ---
 
     max_transfer_bytes_on_message_in_memory: Annotated[
-        int, Setting("Most bytes of one read in memory.", unit="bytes", minimum=0)
+        int, byte_count("Most bytes of one read in memory.")
     ] = 256 << 10
     max_transfer_count_on_message_in_memory: Annotated[
         int, Setting("Most messages of one read in memory.", minimum=0)
     ] = 32
     max_transfer_bytes_on_message_in_disk: Annotated[
-        int, Setting("Most bytes of one read from disk.", unit="bytes", minimum=0)
+        int, byte_count("Most bytes of one read from disk.")
     ] = 64 << 10
     max_transfer_count_on_message_in_disk: Annotated[
         int, Setting("Most messages of one read from disk.", minimum=0)
@@ -287,10 +271,10 @@ class StoreConfig(Config, frozen=True, kw_only=True):
         ),
     ] = 40
     max_filter_message_size: Annotated[
-        int, Setting("Bytes of queue entries that one read checks.", unit="bytes", minimum=20)
+        int, byte_count("Bytes of queue entries that one read checks.", minimum=20)
     ] = 16_000
     travel_cq_file_num_when_get_message: Annotated[
-        int, Setting("Queue files that one read checks.", unit="files", minimum=1)
+        int, file_count("Queue files that one read checks.")
     ] = 1
     offset_check_in_slave: Annotated[
         bool, Setting("A slave corrects offsets outside of its queues, as a master does.")
@@ -305,26 +289,20 @@ class StoreConfig(Config, frozen=True, kw_only=True):
         str, Setting("Hours of local time at which old files are deleted, separated by ;.")
     ] = "04"
     clean_resource_interval: Annotated[
-        int, Setting("Interval of the check for files to delete.", unit="ms", minimum=1)
+        int, milliseconds("Interval of the check for files to delete.")
     ] = 10_000
-    delete_file_batch_max: Annotated[
-        int, Setting("Most log files deleted in one pass.", unit="files", minimum=1)
-    ] = 10
+    delete_file_batch_max: Annotated[int, file_count("Most log files deleted in one pass.")] = 10
     delete_commit_log_files_interval: Annotated[
-        int, Setting("Pause between two deleted log files.", unit="ms", minimum=0)
+        int, milliseconds("Pause between two deleted log files.", minimum=0)
     ] = 100
     delete_consume_queue_files_interval: Annotated[
-        int, Setting("Pause between two deleted queue files.", unit="ms", minimum=0)
+        int, milliseconds("Pause between two deleted queue files.", minimum=0)
     ] = 100
     destroy_maped_file_interval_forcibly: Annotated[
-        int,
-        Setting(
-            "A file that is still being read is deleted after this time.", unit="ms", minimum=0
-        ),
+        int, milliseconds("A file that is still being read is deleted after this time.", minimum=0)
     ] = 120_000
     redelete_hanged_file_interval: Annotated[
-        int,
-        Setting("Interval of retries for a file that could not be deleted.", unit="ms", minimum=1),
+        int, milliseconds("Interval of retries for a file that could not be deleted.")
     ] = 120_000
     disk_max_used_space_ratio: Annotated[
         int,
@@ -349,33 +327,22 @@ class StoreConfig(Config, frozen=True, kw_only=True):
     # --- of Skylark alone ---
 
     disk_used_bytes_max: Annotated[
-        int,
-        Setting(
-            "Size of the log over which the oldest files are deleted; 0: no limit.",
-            unit="bytes",
-            minimum=0,
-        ),
+        int, byte_count("Size of the log over which the oldest files are deleted; 0: no limit.")
     ] = 0
     commit_log_allocate_ahead: Annotated[
-        int,
-        Setting("Disk space allocated ahead of the write position.", unit="bytes", minimum=4096),
+        int, byte_count("Disk space allocated ahead of the write position.", minimum=4096)
     ] = 64 << 20
     commit_log_open_files_max: Annotated[
-        int, Setting("Older log files kept open for readers.", unit="files", minimum=1)
+        int, file_count("Older log files kept open for readers.")
     ] = 128
-    consume_queue_open_files_max: Annotated[
-        int, Setting("Queue files kept open.", unit="files", minimum=1)
-    ] = 256
+    consume_queue_open_files_max: Annotated[int, file_count("Queue files kept open.")] = 256
     consume_queue_tail_size_max: Annotated[
-        int, Setting("New entries of a queue that trigger a write.", unit="bytes", minimum=20)
+        int, byte_count("New entries of a queue that trigger a write.", minimum=20)
     ] = 64 << 10
     consume_queue_recent_size: Annotated[
-        int,
-        Setting("Entries of a queue kept in memory after the write.", unit="bytes", minimum=0),
+        int, byte_count("Entries of a queue kept in memory after the write.")
     ] = 16_000
-    index_open_files_max: Annotated[
-        int, Setting("Older index files kept open for queries.", unit="files", minimum=1)
-    ] = 8
+    index_open_files_max: Annotated[int, file_count("Older index files kept open for queries.")] = 8
 
     # --- refused ---
 
@@ -425,8 +392,8 @@ class StoreConfig(Config, frozen=True, kw_only=True):
     def _refusals(self) -> Iterator[str]:
         for info in own_settings(type(self)):
             value = getattr(self, info.name)
-            if info.name in REFUSED and value not in (REFUSED[info.name][0], ""):
-                yield f"{info.java}={format_value(value)}: {REFUSED[info.name][1]}"
+            if info.name in REFUSED and value not in (info.default, ""):
+                yield f"{info.java}={format_value(value)}: {REFUSED[info.name]}"
 
     def _hours(self) -> Iterator[int]:
         for text in self.delete_when.split(";"):

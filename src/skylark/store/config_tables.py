@@ -77,9 +77,8 @@ class ConsumerOffsetTable(ConfigTable, kw_only=True):
     data_version: DataVersion = DataVersion()
     offset_table: OffsetTable = msgspec.field(default_factory=dict)
     pull_offset_table: OffsetTable = msgspec.field(default_factory=dict)
-    lmq_offset_table: dict[str, Int64] | None = (
-        None  # of light message queues, which have one queue each
-    )
+    #: Of light message queues, which have one queue each.
+    lmq_offset_table: dict[str, Int64] | None = None
     group_topic_map: dict[str, list[str]] = msgspec.field(default_factory=dict)  # derived
 
     def derive(self) -> None:

@@ -36,7 +36,9 @@ import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
+
+import msgspec
 
 from skylark.store.errors import StoreFileError
 from skylark.store.queue_files import QueueFiles
@@ -61,6 +63,10 @@ _unpack_from = CQ_ENTRY.unpack_from
 # Number of files at the end with which recovery begins, as in Java.
 _RECOVER_FILES: Final = 3
 _SCAN_ENTRIES: Final = (512, 1 << 16)  # first chunk of a scan, and all others
+
+
+#: The store time of the record at a log offset; None if it was deleted.
+StoreTimeOf: TypeAlias = Callable[[int], int | None]
 
 
 class QueueEntry(NamedTuple):
@@ -88,17 +94,14 @@ class Boundary(enum.Enum):
     UPPER = "upper"  #: the last that is not newer
 
 
-class Tails:
+class Tails(msgspec.Struct, kw_only=True):
     """State that the queues of a store share: which of them have entries to write, and how many."""
 
-    __slots__ = ("dirty", "error", "recent_size", "size_max")
-
-    def __init__(self, *, size_max: int = 64 << 10, recent_size: int = 16_000) -> None:
-        self.size_max = size_max  # bytes of waiting entries of a queue that trigger a write
-        self.recent_size = recent_size  # bytes of entries that stay in memory after the write
-        self.dirty: dict[EntryQueue, None] = {}
-        #: Why entries could not be written; None once all were.
-        self.error: StoreFileError | None = None
+    size_max: int = 64 << 10  # bytes of waiting entries of a queue that trigger a write
+    recent_size: int = 16_000  # bytes of entries that stay in memory after the write
+    dirty: dict[EntryQueue, None] = msgspec.field(default_factory=dict)
+    #: Why entries could not be written; None once all were.
+    error: StoreFileError | None = None
 
 
 class EntryQueue(ABC):
@@ -129,6 +132,7 @@ class EntryQueue(ABC):
     )
 
     entry_size: ClassVar[int]
+    content: ClassVar[str]  # in words
 
     def __init__(self, topic: str, queue_id: int, files: QueueFiles, tails: Tails) -> None:
         if files.file_size % self.entry_size:
@@ -170,24 +174,27 @@ class EntryQueue(ABC):
         """The entry of one message; None if it is not in the queue."""
 
     @abstractmethod
-    def offset_by_time(
-        self,
-        timestamp: int,
-        boundary: Boundary,
-        store_time_of: Callable[[int], int | None],
-    ) -> int:
+    def _offset_at(self, index: int) -> int:
+        """Queue offset of the first message of an entry; at the end, of the next message."""
+
+    @abstractmethod
+    def _store_time_at(self, index: int, store_time_of: StoreTimeOf) -> int:
+        """Store time of an entry; -1 if its record was deleted."""
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def offset_by_time(self, timestamp: int, boundary: Boundary, store_time_of: StoreTimeOf) -> int:
         """The first message not older than ``timestamp``, or the last that is not newer.
 
         ``store_time_of`` returns the store time of the record at a log offset, None if it was
         deleted; such a message counts as too old. A time before all messages gives ``min_offset``
         for both boundaries; one after them gives ``max_offset``, or the message before it.
         """
-
-    @abstractmethod
-    def _offset_at(self, index: int) -> int:
-        """Queue offset of the first message of an entry; at the end, of the next message."""
-
-    # ---- reading ---------------------------------------------------------------------------------
+        bisect = bisect_left if boundary is Boundary.LOWER else bisect_right
+        indexes = range(self._min_index, self._end_index)
+        found = bisect(indexes, timestamp, key=lambda i: self._store_time_at(i, store_time_of))
+        offset = self._offset_at(self._min_index + found)
+        return offset if boundary is Boundary.LOWER else max(self.min_offset, offset - 1)
 
     @property
     def size_total(self) -> int:
@@ -442,6 +449,7 @@ class ConsumeQueue(EntryQueue):
     __slots__ = ()
 
     entry_size = CQ_ENTRY_SIZE
+    content = "single messages"
 
     def entry_dtype(self) -> np.dtype[Any]:
         return cq_dtype()
@@ -457,12 +465,12 @@ class ConsumeQueue(EntryQueue):
         if len(tail) >= self._flush_at:
             self._overflow()
 
-    def append_run(self, entries: list[bytes], log_end: int) -> None:
-        """Append messages, given their entries and the end of the last record in the log."""
+    def append_run(self, entries: bytes, log_end: int) -> None:
+        """Like :meth:`append` for packed entries, whose last record ends at ``log_end``."""
         if not self._dirty:
             self._mark_dirty()
-        self._tail += b"".join(entries)
-        self.max_offset += len(entries)
+        self._tail += entries
+        self.max_offset += len(entries) // CQ_ENTRY_SIZE
         self.max_log_offset = log_end
         if len(self._tail) >= self._flush_at:
             self._overflow()
@@ -503,14 +511,8 @@ class ConsumeQueue(EntryQueue):
             self._restart_at(queue_offset)
         if queue_offset != self.max_offset or log_offset < self.max_log_offset:
             return False
-        if not self._dirty:
-            self._mark_dirty()
-        self._tail += entries
-        self.max_offset += len(entries) // CQ_ENTRY_SIZE
-        self.max_log_offset = last_offset + last_size
+        self.append_run(entries, last_offset + last_size)
         self.next_offset = self.max_offset
-        if len(self._tail) >= self._flush_at:
-            self._overflow()
         return True
 
     def _log_misplaced(self, log_offset: int, queue_offset: int) -> None:
@@ -548,20 +550,9 @@ class ConsumeQueue(EntryQueue):
         entry = self._read_entry(queue_offset)
         return QueueEntry(queue_offset, *_unpack_from(entry))
 
-    def offset_by_time(
-        self,
-        timestamp: int,
-        boundary: Boundary,
-        store_time_of: Callable[[int], int | None],
-    ) -> int:
-        def time_at(queue_offset: int) -> int:
-            store_time = store_time_of(self._log_offset_at(queue_offset))
-            return -1 if store_time is None else store_time
-
-        bisect = bisect_left if boundary is Boundary.LOWER else bisect_right
-        offsets = range(self.min_offset, self.max_offset)
-        found = self.min_offset + bisect(offsets, timestamp, key=time_at)
-        return found if boundary is Boundary.LOWER else max(self.min_offset, found - 1)
+    def _store_time_at(self, index: int, store_time_of: StoreTimeOf) -> int:
+        store_time = store_time_of(self._log_offset_at(index))
+        return -1 if store_time is None else store_time
 
     def _offset_at(self, index: int) -> int:
         return index

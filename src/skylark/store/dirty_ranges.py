@@ -30,24 +30,18 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+import msgspec
+
 from skylark.store.errors import StoreFileError, StoreFileMissingError
 from skylark.store.file_system import FileSystem
 
 
-class SyncBatch:
+class SyncBatch(msgspec.Struct):
     """Files and directories to sync; those left in it after :meth:`run` have failed."""
 
-    __slots__ = ("_files", "directories", "ranges")
-
-    def __init__(
-        self,
-        files: FileSystem,
-        ranges: dict[Path, tuple[int, int]],
-        directories: dict[Path, None],
-    ) -> None:
-        self._files = files
-        self.ranges = ranges  # path -> first and last byte written, [start, end)
-        self.directories = directories
+    _files: FileSystem
+    ranges: dict[Path, tuple[int, int]]  # path -> first and last byte written, [start, end)
+    directories: dict[Path, None]
 
     @property
     def pending(self) -> bool:
@@ -88,15 +82,12 @@ class SyncBatch:
 class DirtyRanges:
     """Collects what must be synced. One object for all derived files of a store."""
 
-    __slots__ = ("_directories", "_failed", "_files", "_ranges")
-
     def __init__(self, files: FileSystem) -> None:
         self._files = files
         self._ranges: dict[Path, tuple[int, int]] = {}
         self._directories: dict[Path, None] = {}
-        self._failed: dict[
-            Path, tuple[int, int]
-        ] = {}  # the kernel counts them as clean, but they are not on disk
+        # The kernel counts them as clean, but they are not on disk.
+        self._failed: dict[Path, tuple[int, int]] = {}
 
     @property
     def pending(self) -> bool:

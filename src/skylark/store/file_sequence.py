@@ -157,7 +157,7 @@ class MappedFiles:
         self._opened: deque[MappedFile] = deque()  # those that may be closed, oldest first
         self._retired: deque[tuple[MappedFile, float]] = deque()  # with the time of forced removal
         self._busy: list[MappedFile] = []  # removed from the directory, but still mapped
-        self._nothing = MappedFile(directory, 0, 0, owner=self, space=allocator)
+        self._nothing = MappedFile(directory, 0, 0, self, allocator)
         self.last = self._nothing
 
     def __repr__(self) -> str:
@@ -409,9 +409,8 @@ class MappedFiles:
         self._keep_open(file)
         return handle
 
-    def file_is_idle(self, file: MappedFile) -> None:
+    def file_is_idle(self) -> None:
         """Called when the last lease of a leaving file is returned."""
-        del file
         self.sweep()
 
     def _keep_open(self, file: MappedFile) -> None:
@@ -451,9 +450,9 @@ class MappedFiles:
             self.directory / file_name(start_offset),
             start_offset,
             self.file_size,
-            owner=self,
-            space=self._allocator,
-            handle=handle,
+            self,
+            self._allocator,
+            handle,
         )
 
     def _remove(self, path: Path) -> None:

@@ -44,9 +44,7 @@ class Advice(enum.Enum):
 
     NORMAL = "MADV_NORMAL"
     RANDOM = "MADV_RANDOM"
-    SEQUENTIAL = "MADV_SEQUENTIAL"
     WILL_NEED = "MADV_WILLNEED"
-    DONT_NEED = "MADV_DONTNEED"
     POPULATE_WRITE = "MADV_POPULATE_WRITE"  # touch the pages now; no byte changes
 
 

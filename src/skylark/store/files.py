@@ -76,9 +76,9 @@ class OsFile:
         platform: Platform,
         mappings: _Mappings,
     ) -> None:
-        self._path = path
+        self.path = path
         self._fd = fd
-        self._size = size
+        self.size = size
         self._writable = writable
         self._platform = platform
         self._mappings = mappings
@@ -91,15 +91,7 @@ class OsFile:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<OsFile {self._path} size={self._size}{' closed' if self._closed else ''}>"
-
-    @property
-    def path(self) -> Path:
-        return self._path
-
-    @property
-    def size(self) -> int:
-        return self._size
+        return f"<OsFile {self.path} size={self.size}{' closed' if self._closed else ''}>"
 
     @property
     def buffer(self) -> memoryview:
@@ -115,7 +107,7 @@ class OsFile:
         with self._allocate_lock:
             start, end = self._allocated or (offset, offset)
             wanted_start, wanted_end = min(start, offset), max(end, offset + length)
-            with self._descriptor() as fd, _translated(f"allocate {length} bytes", self._path):
+            with self._descriptor() as fd, _translated(f"allocate {length} bytes", self.path):
                 if wanted_start < start:
                     self._platform.allocate(fd, wanted_start, start - wanted_start)
                 if wanted_end > end:
@@ -123,7 +115,7 @@ class OsFile:
             self._allocated = (wanted_start, wanted_end)
 
     def sync(self) -> None:
-        with self._descriptor() as fd, _translated("sync", self._path, StoreSyncError):
+        with self._descriptor() as fd, _translated("sync", self.path, StoreSyncError):
             self._platform.sync(fd)
 
     def descriptor(self) -> contextlib.AbstractContextManager[int] | None:
@@ -138,7 +130,7 @@ class OsFile:
 
     def zero(self, offset: int, length: int) -> None:
         self._check_range(offset, length)
-        with self._descriptor() as fd, _translated(f"clear {length} bytes", self._path):
+        with self._descriptor() as fd, _translated(f"clear {length} bytes", self.path):
             for start, end in _data_ranges(fd, offset, offset + length):
                 for position in range(start, end, len(ZERO_CHUNK)):
                     count = min(len(ZERO_CHUNK), end - position)
@@ -146,12 +138,12 @@ class OsFile:
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         self._check_range(offset, len(data))
-        with self._descriptor() as fd, _translated(f"write {len(data)} bytes", self._path):
+        with self._descriptor() as fd, _translated(f"write {len(data)} bytes", self.path):
             write_fully(fd, data, offset)
 
     def read_into(self, offset: int, buffer: memoryview | bytearray) -> int:
         filled = 0
-        with self._descriptor() as fd, _translated("read", self._path), memoryview(buffer) as view:
+        with self._descriptor() as fd, _translated("read", self.path), memoryview(buffer) as view:
             while filled < len(view):
                 with view[filled:] as rest:
                     count = os.preadv(fd, [rest], offset + filled)
@@ -161,8 +153,8 @@ class OsFile:
         return filled
 
     def read(self, offset: int, length: int) -> bytes:
-        length = max(0, min(length, self._size - offset))
-        with self._descriptor() as fd, _translated("read", self._path):
+        length = max(0, min(length, self.size - offset))
+        with self._descriptor() as fd, _translated("read", self.path):
             content = os.pread(fd, length, offset)
             while 0 < len(content) < length:  # interrupted by a signal, or the file was truncated
                 more = os.pread(fd, length - len(content), offset + len(content))
@@ -173,7 +165,7 @@ class OsFile:
 
     def advise(self, advice: Advice, offset: int = 0, length: int | None = None) -> bool:
         start = offset - offset % mmap.PAGESIZE
-        end = self._size if length is None else offset + length
+        end = self.size if length is None else offset + length
         self._check_range(offset, end - offset)
         if advice is Advice.POPULATE_WRITE:
             populate = self._platform.populate
@@ -182,7 +174,7 @@ class OsFile:
             try:
                 mapping.madvise(getattr(mmap, advice.value), start, end - start)
             except (AttributeError, OSError) as error:
-                logger.debug("%s: the kernel refused %s: %s", self._path, advice.value, error)
+                logger.debug("%s: the kernel refused %s: %s", self.path, advice.value, error)
                 return False
         return True
 
@@ -213,7 +205,7 @@ class OsFile:
                 call(ctypes.addressof(anchor) + start, offset + length - start)
             except OSError as error:
                 logger.debug(
-                    "%s: the kernel refused %s of %s bytes: %s", self._path, name, length, error
+                    "%s: the kernel refused %s of %s bytes: %s", self.path, name, length, error
                 )
                 return False
             finally:
@@ -221,9 +213,9 @@ class OsFile:
         return True
 
     def _check_range(self, offset: int, length: int) -> None:
-        if offset < 0 or length < 0 or offset + length > self._size:
+        if offset < 0 or length < 0 or offset + length > self.size:
             raise ValueError(
-                f"{self._path}: range {offset}+{length} is not within {self._size} bytes"
+                f"{self.path}: range {offset}+{length} is not within {self.size} bytes"
             )
 
     @contextlib.contextmanager
@@ -253,21 +245,21 @@ class OsFile:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreFileClosedError("the file was closed", path=self._path)
+            raise StoreFileClosedError("the file was closed", path=self.path)
 
     def _map_now(self) -> memoryview:
         with self._lock:
             self._check_open()
             if self._view is not None:
                 return self._view
-            if self._size == 0:
-                raise StoreFileError("a file of length 0 cannot be mapped", path=self._path)
+            if self.size == 0:
+                raise StoreFileError("a file of length 0 cannot be mapped", path=self.path)
             access = mmap.ACCESS_WRITE if self._writable else mmap.ACCESS_READ
-            with _translated("map", self._path):
+            with _translated("map", self.path):
                 if sys.version_info >= (3, 13):
-                    self._map = mmap.mmap(self._fd, self._size, access=access, trackfd=False)
+                    self._map = mmap.mmap(self._fd, self.size, access=access, trackfd=False)
                 else:
-                    self._map = mmap.mmap(self._fd, self._size, access=access)
+                    self._map = mmap.mmap(self._fd, self.size, access=access)
                 self._mappings.add(self._fd)
             self._view = memoryview(self._map)
             return self._view
@@ -280,9 +272,8 @@ class OsFile:
         except BufferError as error:
             # slices of the released view are in use, so the mapping stays and needs a new view
             self._view = memoryview(mapping)
-            raise StoreFileBusyError(
-                "memory views of the file are still in use", path=self._path
-            ) from (error)
+            reason = "memory views of the file are still in use"
+            raise StoreFileBusyError(reason, path=self.path) from error
         self._mappings.discard(self._fd)
         self._map = self._view = None
 

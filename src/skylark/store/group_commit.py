@@ -121,11 +121,6 @@ class GroupCommit(ABC, Generic[Item]):
         self._timer: TimerHandle | None = None
         self._retry: TimerHandle | None = None
 
-    @property
-    def is_running(self) -> bool:
-        """Whether a round is running."""
-        return self._round is not None
-
     def start(self) -> None:
         """Start the interval timer."""
         if self._interval_s is not None:

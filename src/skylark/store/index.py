@@ -174,7 +174,7 @@ class IndexService:
                 continue
             file = IndexFile(path, self._slot_count, self._entry_count_max)
             if entry.size == 0:  # a power loss left only its name
-                self._remove(file)
+                self._delete(file)
                 continue
             if entry.size != file.size:
                 raise StoreFileError(
@@ -186,7 +186,8 @@ class IndexService:
             with closing(self._files.open_file(path, writable=False)) as handle:
                 file.load_header(handle.read(0, INDEX_HEADER_SIZE))
             self._index_files.append(file)
-        self._load_behind()
+        with suppress(StoreFileMissingError):
+            self._left_behind = read_behind(self._files, self._directory)
         self._restart(self._left_behind)
         if clean and self._index_files and not self._index_files[-1].looks_whole(self._files):
             logger.warning(
@@ -210,8 +211,7 @@ class IndexService:
             if file.repair(self._files, log_end, store_time_of):
                 self._dirty_ranges.wrote(file.path, 0, file.size)
                 break
-            self._index_files.pop()
-            self._remove(file)
+            self._delete(self._index_files.pop())
         self._restart(None if behind_from is None else min(behind_from, log_end))
 
     def end_at(self, log_end: int) -> None:
@@ -240,7 +240,7 @@ class IndexService:
         """Unmap everything, after :meth:`flush` and a sync; update the file ``index/behind``."""
         path = self._directory / BEHIND_NAME
         if self.behind_from is not None:
-            self._make_directory()
+            self._dirty_ranges.make_directory(self._directory)
             self._files.write_file(path, str(self.behind_from).encode())
             self._files.sync_directory(self._directory)
         elif self._left_behind is not None:
@@ -253,9 +253,6 @@ class IndexService:
         for file in self._index_files:
             self._close(file)
         self._newest = None
-
-    def _make_directory(self) -> None:
-        self._dirty_ranges.make_directory(self._directory)
 
     # ---- putting ---------------------------------------------------------------------------------
 
@@ -371,8 +368,7 @@ class IndexService:
                 room += files[-1].reserve(len(key_hashes) - room)
         except StoreFileError:
             for file in files[1:]:
-                file.close()
-                self._remove(file)
+                self._delete(file)
             raise
         for file in files:
             if file is not self._index_files[-1]:
@@ -384,7 +380,7 @@ class IndexService:
 
     def _create(self, last_name: int) -> IndexFile:
         """Create a file. Names ascend even if the clock was set back."""
-        self._make_directory()
+        self._dirty_ranges.make_directory(self._directory)
         name = max(last_name + 1, int(_time_name(self._time.now_ms())))
         file = IndexFile(self._directory / f"{name:017d}", self._slot_count, self._entry_count_max)
         file.create(self._files)
@@ -434,10 +430,6 @@ class IndexService:
         if self.behind_from is not None:
             self._next_offset = self.behind_from
             self.behind_from = self.error = None
-
-    def _load_behind(self) -> None:
-        with suppress(StoreFileMissingError):
-            self._left_behind = read_behind(self._files, self._directory)
 
     # ---- reading ---------------------------------------------------------------------------------
 
@@ -490,21 +482,18 @@ class IndexService:
         """Delete files, never the last, whose records the log has deleted; return how many."""
         deleted = 0
         while len(self._index_files) > 1 and self._index_files[0].end_offset < log_min:
-            file = self._index_files.pop(0)
-            self._close(file)
-            self._remove(file)
+            self._delete(self._index_files.pop(0))
             deleted += 1
         return deleted
 
     def destroy(self) -> None:
         """Delete all files; the index is like a new one."""
         while self._index_files:
-            file = self._index_files.pop()
-            self._close(file)
-            self._remove(file)
+            self._delete(self._index_files.pop())
         self._restart(None)
 
-    def _remove(self, file: IndexFile) -> None:
+    def _delete(self, file: IndexFile) -> None:
+        self._close(file)
         self._files.remove(file.path)
         self._dirty_ranges.removed(file.path)
 

@@ -30,8 +30,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import closing
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
 
 from skylark.store.file_system import FileHandle, FileSystem
 from skylark.wire.layout import (
@@ -58,6 +61,15 @@ _HOPS_MAX: Final = 1_000
 _CHUNK_ENTRIES: Final = 1 << 18
 _SECONDS_POSITION: Final = 12  # in an entry, a signed word like a slot
 
+_HEADER_FIELDS: Final = (
+    "begin_timestamp",
+    "end_timestamp",
+    "begin_offset",
+    "end_offset",
+    "used_slots",
+    "next_entry",
+)
+_header = attrgetter(*_HEADER_FIELDS)
 _pack_entry_into = INDEX_ENTRY.pack_into
 _unpack_entry_from = INDEX_ENTRY.unpack_from
 _pack_slot_into = INDEX_SLOT.pack_into
@@ -73,41 +85,27 @@ def index_file_size(slot_count: int, entry_count_max: int) -> int:
     return INDEX_HEADER_SIZE + slot_count * INDEX_SLOT_SIZE + entry_count_max * INDEX_ENTRY_SIZE
 
 
-class IndexFile:
+class IndexFile(msgspec.Struct, eq=False):
     """A file of ``slot_count`` slots and entries up to number ``entry_count_max - 1``."""
 
-    __slots__ = (
-        "_allocate_size",
-        "_buffer",
-        "_entries_start",
-        "_handle",
-        "_prepared",
-        "begin_offset",
-        "begin_timestamp",
-        "dirty",
-        "end_offset",
-        "end_timestamp",
-        "entry_count_max",
-        "next_entry",
-        "path",
-        "slot_count",
-        "used_slots",
-    )
+    path: Path
+    slot_count: int
+    entry_count_max: int
+    begin_timestamp: int = 0
+    end_timestamp: int = 0
+    begin_offset: int = 0
+    end_offset: int = 0
+    used_slots: int = 0
+    next_entry: int = 1
+    dirty: bool = False  # whether the header in the file is out of date
+    entries_start: int = 0  # position of the entries
+    _handle: FileHandle | None = None
+    _buffer: memoryview = NO_BYTES
+    _prepared: int = 0  # end of the range that may be written
+    _allocate_size: int = ALLOCATE_MIN
 
-    def __init__(self, path: Path, slot_count: int, entry_count_max: int) -> None:
-        self.path = path
-        self.slot_count = slot_count
-        self.entry_count_max = entry_count_max
-        self.begin_timestamp = self.end_timestamp = 0
-        self.begin_offset = self.end_offset = 0
-        self.used_slots = 0
-        self.next_entry = 1
-        self.dirty = False  # whether the header in the file is out of date
-        self._entries_start = INDEX_HEADER_SIZE + slot_count * INDEX_SLOT_SIZE
-        self._handle: FileHandle | None = None
-        self._buffer = NO_BYTES
-        self._prepared = 0  # end of the range that may be written
-        self._allocate_size = ALLOCATE_MIN
+    def __post_init__(self) -> None:
+        self.entries_start = INDEX_HEADER_SIZE + self.slot_count * INDEX_SLOT_SIZE
 
     def __repr__(self) -> str:
         return f"<IndexFile {self.path.name} entries={self.next_entry - 1}>"
@@ -123,7 +121,7 @@ class IndexFile:
     @property
     def used_size(self) -> int:
         """Bytes up to the end of the last entry."""
-        return self._entries_start + self.next_entry * INDEX_ENTRY_SIZE
+        return self.entries_start + self.next_entry * INDEX_ENTRY_SIZE
 
     # ---- opening and closing ---------------------------------------------------------------------
 
@@ -134,14 +132,14 @@ class IndexFile:
         """
         handle = files.create_file(self.path, self.size)
         try:
-            handle.allocate(0, self._entries_start)
+            handle.allocate(0, self.entries_start)
             buffer = handle.buffer
         except BaseException:
             handle.close()
             files.remove(self.path)
             raise
         self._handle, self._buffer = handle, buffer
-        self._prepared = self._entries_start
+        self._prepared = self.entries_start
         self.write_header()
 
     def continue_from(self, timestamp: int, log_offset: int) -> None:
@@ -172,30 +170,14 @@ class IndexFile:
 
     def load_header(self, header: bytes) -> None:
         """Set the header fields from the first bytes of the file."""
-        (
-            self.begin_timestamp,
-            self.end_timestamp,
-            self.begin_offset,
-            self.end_offset,
-            self.used_slots,
-            next_entry,
-        ) = INDEX_HEADER.unpack_from(header)
-        self.next_entry = min(max(1, next_entry), self.entry_count_max)
+        for name, value in zip(_HEADER_FIELDS, INDEX_HEADER.unpack_from(header), strict=True):
+            setattr(self, name, value)
+        self.next_entry = min(max(1, self.next_entry), self.entry_count_max)
 
     def write_header(self) -> None:
         """Write the header fields into the mapped file."""
-        INDEX_HEADER.pack_into(self._buffer, 0, *self._header())
+        INDEX_HEADER.pack_into(self._buffer, 0, *_header(self))
         self.dirty = False
-
-    def _header(self) -> tuple[int, ...]:
-        return (
-            self.begin_timestamp,
-            self.end_timestamp,
-            self.begin_offset,
-            self.end_offset,
-            self.used_slots,
-            self.next_entry,
-        )
 
     # ---- writing ---------------------------------------------------------------------------------
 
@@ -219,8 +201,8 @@ class IndexFile:
         number = self.next_entry
         after = number + count
         assert after <= self.entry_count_max, "the index file is full"
-        position = self._entries_start + number * INDEX_ENTRY_SIZE
-        end = self._entries_start + after * INDEX_ENTRY_SIZE
+        position = self.entries_start + number * INDEX_ENTRY_SIZE
+        end = self.entries_start + after * INDEX_ENTRY_SIZE
         if end > self._prepared:
             self._prepare(position, end)
         buffer, slot_count = self._buffer, self.slot_count
@@ -294,7 +276,7 @@ class IndexFile:
             number = previous
 
     def _entry(self, number: int) -> tuple[int, int, int, int]:
-        return _unpack_entry_from(self._buffer, self._entries_start + number * INDEX_ENTRY_SIZE)
+        return _unpack_entry_from(self._buffer, self.entries_start + number * INDEX_ENTRY_SIZE)
 
     def _enter_chain(self, key_hash: int, end: int) -> int:
         """Number of the newest entry of the chain that may match, 0 if there is none.
@@ -323,7 +305,7 @@ class IndexFile:
 
         while number > 0:
             first = max(1, number + 1 - _CHUNK_ENTRIES)
-            position = self._entries_start + first * INDEX_ENTRY_SIZE
+            position = self.entries_start + first * INDEX_ENTRY_SIZE
             entries = np.frombuffer(
                 self._buffer, index_entry_dtype(), number + 1 - first, offset=position
             )
@@ -339,7 +321,7 @@ class IndexFile:
         """Whether header and entries end together: a cheap check of a file just loaded."""
         last, after = self.next_entry - 1, self.next_entry
         with closing(files.open_file(self.path, writable=False)) as handle:
-            position = self._entries_start + last * INDEX_ENTRY_SIZE
+            position = self.entries_start + last * INDEX_ENTRY_SIZE
             both = handle.read(position, 2 * INDEX_ENTRY_SIZE)
         if after < self.entry_count_max and any(both[INDEX_ENTRY_SIZE:]):
             return False
@@ -386,7 +368,7 @@ class IndexFile:
             self.end_timestamp = approximate if stored is None else stored
             handle.zero(self.used_size, self.size - self.used_size)
             handle.write(INDEX_HEADER_SIZE, slots.tobytes())
-            handle.write(0, INDEX_HEADER.pack(*self._header()))
+            handle.write(0, INDEX_HEADER.pack(*_header(self)))
             self.dirty = False
         return True
 
@@ -394,7 +376,7 @@ class IndexFile:
         import numpy as np
 
         count = min(_CHUNK_ENTRIES, self.entry_count_max - first)
-        position = self._entries_start + first * INDEX_ENTRY_SIZE
+        position = self.entries_start + first * INDEX_ENTRY_SIZE
         return np.frombuffer(handle.read(position, count * INDEX_ENTRY_SIZE), index_entry_dtype())
 
     def _count_valid(

@@ -543,13 +543,6 @@ class IndexCatchUp:
         self._position = max(log.min_offset, behind_from - behind_from % log.file_size)
         self._generation = log.generation
 
-    @property
-    def bytes_left(self) -> int:
-        """Bytes of the log still to be read."""
-        if self._index.behind_from is None:
-            return 0
-        return max(0, self._offered_until() - self._position)
-
     def step(self, byte_budget: int) -> bool:
         """Index about ``byte_budget`` bytes of the log; return whether the index is complete.
 

@@ -33,8 +33,9 @@ Everything here runs in the owner's thread. Counterpart of Java's ``MappedFile``
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Protocol, Self
+
+import msgspec
 
 from skylark.store.errors import StoreFileBusyError, StoreFileError
 from skylark.store.file_system import PAGE_SIZE, FileHandle
@@ -59,18 +60,15 @@ class FileOwner(Protocol):
     def open_file(self, file: MappedFile) -> FileHandle:
         """Open the file behind ``file``."""
 
-    def file_is_idle(self, file: MappedFile) -> None:
+    def file_is_idle(self) -> None:
         """Called when the last lease of a leaving file is returned."""
 
 
-class Lease:
+class Lease(msgspec.Struct, eq=False):
     """A memory view of readable bytes that keeps their file mapped until released."""
 
-    __slots__ = ("_file", "view")
-
-    def __init__(self, file: MappedFile, view: memoryview) -> None:
-        self._file: MappedFile | None = file
-        self.view = view
+    _file: MappedFile | None
+    view: memoryview
 
     def release(self) -> None:
         """Release the view, which must not be used afterwards. Releasing again does nothing."""
@@ -89,68 +87,43 @@ class Lease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
-class MappedFile:
-    """A file of fixed size at a fixed offset of a log."""
+class MappedFile(msgspec.Struct, eq=False):
+    """A file of fixed size at a fixed offset of a log.
 
-    __slots__ = (
-        "_handle",
-        "_leases",
-        "_map",
-        "_owner",
-        "_space",
-        "allocated",
-        "buffer",
-        "committed",
-        "flushed",
-        "last_store_timestamp",
-        "leaving",
-        "path",
-        "pooled",
-        "populated",
-        "prepared",
-        "size",
-        "start_offset",
-        "wrote",
-    )
+    Made with a handle it was just created and is empty; without, it is on disk and assumed full.
+    """
 
-    def __init__(
-        self,
-        path: Path,
-        start_offset: int,
-        size: int,
-        *,
-        owner: FileOwner,
-        space: Space,
-        handle: FileHandle | None = None,
-    ) -> None:
-        """A file on disk, assumed full; or, with ``handle``, one just created and empty."""
-        self.path = path
-        self.start_offset = start_offset
-        self.size = size
-        self.wrote = self.committed = self.flushed = size if handle is None else 0
-        self.allocated = size if handle is None else handle.allocated_until
+    path: Path
+    start_offset: int
+    size: int
+    owner: FileOwner
+    space: Space
+    _handle: FileHandle | None = None
+    wrote: int = 0
+    committed: int = 0
+    flushed: int = 0
+    allocated: int = 0
+    prepared: int = 0
+    populated: int = 0  # end of the pages that the worker was asked to touch
+    pooled: memoryview | None = None  # memory of the transient pool
+    buffer: memoryview = NO_BYTES
+    last_store_timestamp: int = 0  # of the newest record, where known: the age of the file
+    leaving: bool = False  # retired, or its store is closing: no new leases
+    leases: int = 0  # that are out
+    _map: memoryview | None = None
+
+    def __post_init__(self) -> None:
+        handle = self._handle
+        if handle is None:
+            self.wrote = self.committed = self.flushed = self.allocated = self.size
+        else:
+            self.allocated = handle.allocated_until
+            self.buffer = handle.buffer
         self.prepared = self.allocated
-        self.populated = 0  # end of the pages that the worker was asked to touch
-        self.pooled: memoryview | None = None  # memory of the transient pool
-        self.buffer = NO_BYTES if handle is None else handle.buffer
-        self.last_store_timestamp = (
-            0  # of the newest record, where known: determines the age of the file
-        )
-        self.leaving = False  # retired, or its store is closing: no new leases
-        self._owner = owner
-        self._space = space
-        self._handle = handle
-        self._map: memoryview | None = None
-        self._leases = 0
 
     def __repr__(self) -> str:
         return f"<MappedFile {self.path} wrote={self.wrote} of {self.size}>"
@@ -166,11 +139,6 @@ class MappedFile:
         return self.wrote if self.pooled is None else self.committed
 
     @property
-    def leases(self) -> int:
-        """Number of leases that are out."""
-        return self._leases
-
-    @property
     def is_open(self) -> bool:
         """Whether the file has open descriptors."""
         return self._handle is not None
@@ -179,14 +147,14 @@ class MappedFile:
     def handle(self) -> FileHandle:
         """The open file; opens it if necessary."""
         if self._handle is None:
-            self._handle = self._owner.open_file(self)
+            self._handle = self.owner.open_file(self)
         return self._handle
 
     # Writing
 
     def prepare(self, end: int) -> None:
         """Allocate blocks up to ``end``, when an append reaches :attr:`prepared`."""
-        self._space.prepare(self, end)
+        self.space.prepare(self, end)
 
     def use_pool(self, memory: memoryview) -> None:
         """Direct the appends of a new file to ``memory``."""
@@ -233,14 +201,14 @@ class MappedFile:
         view = self._map
         if view is None:
             view = self._map = self.handle.buffer
-        self._leases += 1
+        self.leases += 1
         return Lease(self, view[position : position + size])
 
     def return_lease(self) -> None:
         """Count a lease as returned; called by the lease."""
-        self._leases -= 1
-        if self._leases == 0 and self.leaving:
-            self._owner.file_is_idle(self)
+        self.leases -= 1
+        if self.leases == 0 and self.leaving:
+            self.owner.file_is_idle()
 
     def read_into(self, position: int, buffer: memoryview | bytearray) -> int:
         """Fill ``buffer`` from anywhere in the file without mapping it, for scans."""
@@ -253,8 +221,8 @@ class MappedFile:
 
         The object stays usable: the file is opened again when needed.
         """
-        if self._leases:
-            raise StoreFileBusyError(f"{self._leases} leases are out", path=self.path)
+        if self.leases:
+            raise StoreFileBusyError(f"{self.leases} leases are out", path=self.path)
         handle = self._handle
         if handle is None:
             return

@@ -195,17 +195,13 @@ class Reader:
                 return found
         count_max = min(count_max, COUNT_MAX)
         limits = self._limits(count_max, bytes_max, bulk)
-        scan = QueueScan(
-            self._log.files,
-            tags,
-            properties,
-            offset=offset,
-            stop_offset=self._stop_offset(queue, offset, count_max),
-            count_max=count_max,
-            limits=limits,
-            memory_size=self._memory_size,
+        slices, stop_offset = (
+            LogSlices(self._log.files),
+            self._stop_offset(queue, offset, count_max),
         )
-        slices = scan.slices
+        scan = QueueScan(
+            slices, tags, properties, offset, stop_offset, count_max, *limits, self._memory_size
+        )
         entry_count = scan.stop_offset - offset
         if is_plain:
             entry_count = min(count_max, _returned_at_most(*limits))

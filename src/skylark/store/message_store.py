@@ -36,7 +36,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from skylark.core.errors import StoreError
-from skylark.store.allocator import POPULATE_AHEAD, Allocator, WarmUp
+from skylark.store.allocator import POPULATE_AHEAD, Allocator
 from skylark.store.checkpoint import AbortFile, Checkpoint
 from skylark.store.commit_log import CommitLog
 from skylark.store.config import BrokerRole, FlushDiskType, StoreConfig
@@ -228,16 +228,16 @@ class MessageStore:
 
     def _make_log_files(self) -> MappedFiles:
         config = self.config
-        warm_up = None
+        warm_up_pages = None
         if config.warm_maped_file_enable:
             pages = config.flush_least_pages_when_warm_maped_file
-            warm_up = WarmUp(sync_pages=pages if self._synchronous else 0)
+            warm_up_pages = pages if self._synchronous else 0
         allocator = Allocator(
             self._file_system,
             ahead=config.commit_log_allocate_ahead,
             executor=self._space_worker,
             post=self._post,
-            warm_up=warm_up,
+            warm_up_pages=warm_up_pages,
             populate_ahead=0 if self._synchronous else POPULATE_AHEAD,
         )
         log_files = MappedFiles(
@@ -512,11 +512,6 @@ class MessageStore:
         self.queues.destroy_topic(topic)
         if self._derived_flush is not None:
             self._derived_flush.flush_soon()
-
-    @property
-    def flush_errors(self) -> int:
-        """Syncs of the log that failed; each of them was or will be repeated."""
-        return 0 if self._flush is None else self._flush.error_count
 
     @property
     def is_busy(self) -> bool:

@@ -149,6 +149,8 @@ class Putter:
                     result = self._append_inner_batch(draft, now_ms, appended)
                 else:
                     result = self._append(draft, now_ms, appended)
+            except StoreError as error:
+                result = PutResult(self._failure(error))
             except Exception:
                 logger.exception("the store cannot store a message")
                 result = PutResult(PutStatus.UNKNOWN_ERROR)
@@ -203,10 +205,7 @@ class Putter:
                 return PutResult(PutStatus.MESSAGE_ILLEGAL)
         counted = not sys_flag or sys_flag & FLAG_TRANSACTION_MASK not in HIDDEN_KINDS
         queue_offset = queue.next_offset if counted else 0
-        try:
-            result = self._log.append(draft, topic, queue_offset, now_ms)
-        except StoreError as error:
-            return PutResult(self._failure(error))
+        result = self._log.append(draft, topic, queue_offset, now_ms)
         if counted:
             queue.next_offset = queue_offset + 1
         appended.append((queue, result.log_offset, result.size, sys_flag, properties))
@@ -224,13 +223,9 @@ class Putter:
         if queue is None:
             return PutResult(PutStatus.MESSAGE_ILLEGAL)
         queue_offset = queue.next_offset
-        try:
-            written = self._log.append_batch(draft, topic, queue_offset, batch, now_ms)
-        except StoreError as error:
-            return PutResult(self._failure(error))
+        offsets, sizes = self._log.append_batch(draft, topic, queue_offset, batch, now_ms)
         count = len(batch)
         queue.next_offset = queue_offset + count
-        offsets, sizes = written.log_offsets, written.sizes
         appended += zip(
             repeat(queue), offsets, sizes, repeat(draft.sys_flag, count), batch.properties
         )
@@ -261,10 +256,7 @@ class Putter:
             return PutResult(refusal)
         sys_flag = draft.sys_flag | FLAG_INNER_BATCH | FLAG_NEED_UNWRAP
         record = msgspec.structs.replace(draft, properties=properties, sys_flag=sys_flag)
-        try:
-            result = self._log.append(record, topic, queue_offset, now_ms)
-        except StoreError as error:
-            return PutResult(self._failure(error))
+        result = self._log.append(record, topic, queue_offset, now_ms)
         queue.next_offset = queue_offset + message_count
         appended.append((queue, result.log_offset, result.size, sys_flag, properties))
         return msgspec.structs.replace(result, message_count=message_count)

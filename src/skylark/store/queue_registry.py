@@ -31,7 +31,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from skylark.core.errors import StoreError
 from skylark.store.batch_queue import BatchQueue
@@ -43,6 +43,8 @@ from skylark.store.queue_files import QueueFiles, QueueHandles
 from skylark.wire.layout import BATCH_CQ_ENTRY_SIZE, CQ_ENTRY_SIZE
 
 logger = logging.getLogger(__name__)
+
+Queue = TypeVar("Queue", bound=EntryQueue)
 
 QUEUE_DIRECTORY: Final = "consumequeue"
 BATCH_QUEUE_DIRECTORY: Final = "batchconsumequeue"
@@ -112,20 +114,16 @@ class ConsumeQueues:
 
     def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, created if necessary; its directory is created with its first entries."""
-        queue = self.get(topic, queue_id)
-        if queue is None:
-            queue = self._add(ConsumeQueue, topic, queue_id)
-        if not isinstance(queue, ConsumeQueue):
-            raise StoreError(f"{queue!r} holds inner batches and no single messages")
-        return queue
+        return self._get_or_create(ConsumeQueue, topic, queue_id)
 
     def get_or_create_batch(self, topic: str, queue_id: int) -> BatchQueue:
         """Like :meth:`get_or_create`, for a BatchCQ topic."""
-        queue = self.get(topic, queue_id)
-        if queue is None:
-            queue = self._add(BatchQueue, topic, queue_id)
-        if not isinstance(queue, BatchQueue):
-            raise StoreError(f"{queue!r} holds single messages and no inner batches")
+        return self._get_or_create(BatchQueue, topic, queue_id)
+
+    def _get_or_create(self, kind: type[Queue], topic: str, queue_id: int) -> Queue:
+        queue = self.get(topic, queue_id) or self._add(kind, topic, queue_id)
+        if not isinstance(queue, kind):
+            raise StoreError(f"{queue!r} holds {queue.content} and no {kind.content}")
         return queue
 
     def topic_queues(self, topic: str) -> list[EntryQueue]:
@@ -157,19 +155,9 @@ class ConsumeQueues:
     # ---- totals ----------------------------------------------------------------------------------
 
     @property
-    def message_total(self) -> int:
-        """Number of readable messages in all queues."""
-        return sum(queue.max_offset - queue.min_offset for queue in self)
-
-    @property
     def size_total(self) -> int:
         """Bytes of all queue files, by their length."""
         return sum(queue.size_total for queue in self)
-
-    @property
-    def open_file_count(self) -> int:
-        """Queue files that are open now."""
-        return len(self._handles)
 
     @property
     def dirty_count(self) -> int:

@@ -34,6 +34,8 @@ from operator import add, le
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
+import msgspec
+
 from skylark.store.file_sequence import MappedFiles
 from skylark.store.mapped_file import NO_BYTES, Lease
 from skylark.store.store_results import GetStatus
@@ -91,23 +93,21 @@ class ReadLimits(NamedTuple):
     size: int
 
 
-class LogSlices:
+class LogSlices(msgspec.Struct):
     """Memory views of the log, and a lease for each file they are in."""
 
-    __slots__ = ("_files", "_view", "file_end", "file_start", "leases", "views")
-
-    def __init__(self, files: MappedFiles) -> None:
-        self._files = files
-        self._view = NO_BYTES
-        self.file_start = self.file_end = -1  # log offsets: the readable part of the current file
-        self.leases: list[Lease] = []
-        self.views: list[memoryview] = []
+    files: MappedFiles
+    _view: memoryview = NO_BYTES
+    file_start: int = -1  # log offsets: the readable part of the current file
+    file_end: int = -1
+    leases: list[Lease] = msgspec.field(default_factory=list)
+    views: list[memoryview] = msgspec.field(default_factory=list)
 
     def select_file(self, log_offset: int) -> bool:
         """Make the file that holds ``log_offset`` the current one; return whether there is one."""
         if self.file_start <= log_offset < self.file_end:
             return True
-        file = self._files.find(log_offset)
+        file = self.files.find(log_offset)
         if file is None:
             return False
         readable = file.readable
@@ -225,58 +225,30 @@ def take_all(
     return Taken(views, (lease,), size, starts[-1])
 
 
-class QueueScan:
+class QueueScan(msgspec.Struct):
     """Conditions of a read, and its result so far."""
 
-    __slots__ = (
-        "_any_filtered",
-        "_count_max",
-        "_file_size",
-        "_in_memory",
-        "_log_max",
-        "_log_min",
-        "_memory_from",
-        "_offset",
-        "_on_disk",
-        "_properties",
-        "_tags",
-        "last_log_offset",
-        "message_count",
-        "next_offset",
-        "slices",
-        "stop_offset",
-        "stopped",
-    )
+    slices: LogSlices
+    _tags: TagMatcher | None
+    _properties: PropertyMatcher | None
+    _offset: int
+    stop_offset: int
+    _count_max: int
+    _in_memory: ReadLimits
+    _on_disk: ReadLimits
+    _memory_size: int
+    _any_filtered: bool = False  # an entry did not pass
+    message_count: int = 0
+    stopped: bool = False  # by a limit, or before a record that is not readable yet
+    _log_max: int = 0
+    _memory_from: int = 0
+    next_offset: int = 0
+    last_log_offset: int = 0  # of the last entry checked
 
-    def __init__(
-        self,
-        files: MappedFiles,
-        tags: TagMatcher | None,
-        properties: PropertyMatcher | None,
-        *,
-        offset: int,
-        stop_offset: int,
-        count_max: int,
-        limits: tuple[ReadLimits, ReadLimits],
-        memory_size: int,
-    ) -> None:
-        """``limits``: for records in memory, and for those on disk."""
-        self._file_size = files.file_size
-        self._log_min = files.min_offset
-        self._log_max = files.max_offset
-        self._memory_from = self._log_max - memory_size
-        self.slices = LogSlices(files)
-        self._tags = tags
-        self._properties = properties
-        self._offset = offset
-        self._count_max = count_max
-        self._in_memory, self._on_disk = limits
-        self._any_filtered = False  # an entry did not pass
-        self.stop_offset = stop_offset
-        self.next_offset = offset
-        self.message_count = 0
-        self.last_log_offset = self._log_max  # of the last entry checked
-        self.stopped = False  # by a limit, or before a record that is not readable yet
+    def __post_init__(self) -> None:
+        self._log_max = self.last_log_offset = self.slices.files.max_offset
+        self._memory_from = self._log_max - self._memory_size
+        self.next_offset = self._offset
 
     @property
     def status(self) -> GetStatus:
@@ -341,7 +313,7 @@ class QueueScan:
     def _locate(self, log_offset: int, end: int) -> bool:
         """Select the file of a record; False if the record was deleted, or cannot exist."""
         slices = self.slices
-        if log_offset < self._log_min and log_offset >= 0:
+        if log_offset < self.slices.files.min_offset and log_offset >= 0:
             return False
         if slices.select_file(log_offset) and log_offset < end <= slices.file_end:
             return True
@@ -399,12 +371,12 @@ class QueueScan:
         """Add records in ascending order; False if one of them was deleted or is not a record."""
         import numpy as np
 
-        ends = starts + sizes
+        ends, file_size = starts + sizes, self.slices.files.file_size
         if (
-            starts[0] < self._log_min
+            starts[0] < self.slices.files.min_offset
             or ends[-1] > self._log_max
             or (sizes <= 0).any()
-            or (starts % self._file_size + sizes > self._file_size).any()
+            or (starts % file_size + sizes > file_size).any()
         ):
             return False
         slices = self.slices

@@ -47,8 +47,8 @@ class RecordStreamError(RemoteProtocolError):
 class RecordStream:
     """Takes bytes in the order of the log and returns whole records."""
 
-    __slots__ = ("_file_size", "_held", "_held_size", "_needed", "_size_max", "blank_until",
-                 "end", "record_end", "whole")  # fmt: skip
+    __slots__ = ("_file_size", "_held", "_needed", "_size_max", "blank_until", "end",
+                 "held_size", "record_end", "whole")  # fmt: skip
 
     def __init__(self, log_end: int, file_size: int, *, record_size_max: int) -> None:
         #: End of what was returned.
@@ -62,13 +62,8 @@ class RecordStream:
         self._file_size = file_size
         self._size_max = min(record_size_max, file_size)
         self._held: list[bytes] = []
-        self._held_size = 0
+        self.held_size = 0  # bytes that wait for the rest of a record
         self._needed = BLANK_SIZE_MIN  # bytes needed to decide anything
-
-    @property
-    def held_size(self) -> int:
-        """Bytes held of an incomplete record."""
-        return self._held_size
 
     def take(self, log_offset: int, body: bytes) -> bytes | memoryview:
         """Take a piece of the log; return what is complete now, to be written at :attr:`whole`.
@@ -84,13 +79,13 @@ class RecordStream:
             )
         self.end += len(body)
         self._held.append(body)
-        self._held_size += len(body)
-        if self._held_size < self._needed and self.whole >= self.blank_until:
+        self.held_size += len(body)
+        if self.held_size < self._needed and self.whole >= self.blank_until:
             return b""
         content = body if len(self._held) == 1 else b"".join(self._held)
         stop = self._walk(content)
         rest = content[stop:]
-        self._held, self._held_size = [rest] if rest else [], len(rest)
+        self._held, self.held_size = [rest] if rest else [], len(rest)
         self.whole += stop
         return memoryview(content)[:stop] if rest else content
 

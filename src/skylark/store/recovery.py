@@ -117,15 +117,14 @@ class StoreParts:
     scheduler: Scheduler
 
 
-class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
+class RecoveryReport(msgspec.Struct, kw_only=True):
     """What recovery found and did."""
 
-    clean: bool  #: the last run was closed in order
+    clean: bool = True  #: the last run was closed in order
     scan_start: int = 0  #: log offset from which records were checked
     log_end: int = 0  #: where the log ends now
     fault: RecordFault | None = None  #: why it ends there; None: with its last file
     fault_file: Path | None = None
-    scanned_bytes: int = 0
     scanned_records: int = 0
     truncated_bytes: int = 0  #: bytes behind the end up to the last that was not zero
     last_record_offset: int = 0
@@ -135,11 +134,15 @@ class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
     repeated_records: int = 0  #: already had one
     misplaced_records: int = 0  #: have an unexpected queue offset
     unqueued_records: int = 0  #: belong to no queue
-    grown_queues: int = 0
     index_behind_from: int | None = None  #: IndexCatchUp has to continue from here
     load_s: float = 0.0
     scan_s: float = 0.0
     finish_s: float = 0.0
+
+    @property
+    def scanned_bytes(self) -> int:
+        """Bytes of the log that were read."""
+        return self.log_end - self.scan_start
 
     @property
     def total_s(self) -> float:
@@ -186,50 +189,31 @@ class _Recovery:
         self._replay = Replay(
             parts.queues, parts.index, parts.tags_codes, is_batch_topic=is_batch_topic
         )
-        self._clean = True
         self._dispatch_from = 0  # records before it have their entries
-        self._derived_files_rebuilt = False
-        self._record_count = 0
-        self._last_record_offset = 0
-        self._last_store_timestamp = 0
+        self._report = RecoveryReport()
         self._verify = _checksum(parts.config)
 
     def run(self) -> RecoveryReport:
-        monotonic = self._parts.scheduler.monotonic
+        monotonic, report, replay = self._parts.scheduler.monotonic, self._report, self._replay
         began = monotonic()
         self._load()
-        start = self._start()
+        start = report.scan_start = self._start()
         loaded = monotonic()
-        unsynced_from = None if self._clean else self._checkpoint.logics_physical_offset
+        unsynced_from = None if report.clean else self._checkpoint.logics_physical_offset
         scan = LogScan(self._log, start, verify=self._verify, unsynced_from=unsynced_from)
         self._scan(scan, start)
         self._refuse_damage(scan)
         scanned = monotonic()
-        truncated_bytes = self._bytes_behind(scan.position)
+        report.log_end, report.fault = scan.position, scan.fault
+        report.truncated_bytes = self._bytes_behind(scan.position)
         fault_file = None if scan.fault is None else self._log.find(scan.position)
+        report.fault_file = None if fault_file is None else fault_file.path
         self._finish(start, scan.position)
-        report = RecoveryReport(
-            clean=self._clean,
-            scan_start=start,
-            log_end=scan.position,
-            fault=scan.fault,
-            fault_file=None if fault_file is None else fault_file.path,
-            scanned_bytes=scan.position - start,
-            scanned_records=self._record_count,
-            truncated_bytes=truncated_bytes,
-            last_record_offset=self._last_record_offset,
-            last_store_timestamp=self._last_store_timestamp,
-            derived_files_rebuilt=self._derived_files_rebuilt,
-            replayed_records=self._replay.appended,
-            repeated_records=self._replay.repeated,
-            misplaced_records=self._replay.misplaced,
-            unqueued_records=self._replay.unqueued,
-            grown_queues=len(self._replay.grown),
-            index_behind_from=None if self._index is None else self._index.behind_from,
-            load_s=loaded - began,
-            scan_s=scanned - loaded,
-            finish_s=monotonic() - scanned,
-        )
+        report.replayed_records, report.repeated_records = replay.appended, replay.repeated
+        report.misplaced_records, report.unqueued_records = replay.misplaced, replay.unqueued
+        report.index_behind_from = None if self._index is None else self._index.behind_from
+        report.load_s, report.scan_s = loaded - began, scanned - loaded
+        report.finish_s = monotonic() - scanned
         _log_report(self._log.directory, report)
         return report
 
@@ -239,13 +223,13 @@ class _Recovery:
         """Find all files. The log comes first: if it is not a log, nothing else is touched."""
         parts = self._parts
         self._log.load()
-        self._clean = not parts.abort.exists()
+        self._report.clean = not parts.abort.exists()
         self._checkpoint.load(is_new=not self._log.files)
-        self._queues.load(clean=self._clean)
+        self._queues.load(clean=self._report.clean)
         if not self._log.files:
             self._refuse_missing_log()
         if self._index is not None:
-            self._index.load(clean=self._clean)
+            self._index.load(clean=self._report.clean)
 
     def _refuse_missing_log(self) -> None:
         """Raise if the log directory is missing: it may not be mounted, and the queues stay."""
@@ -267,7 +251,7 @@ class _Recovery:
         if not self._log.files:
             self._discard_derived_files()
             return 0
-        start = self._start_clean() if self._clean else self._start_unclean()
+        start = self._start_clean() if self._report.clean else self._start_unclean()
         file_count = (self._log.wrote_end - start) // self._log.file_size
         if file_count > self._parts.config.commit_log_recover_max_num:
             logger.warning(
@@ -412,26 +396,27 @@ class _Recovery:
             checkpoint.logics_physical_offset = start
         checkpoint.save()
         self._parts.abort.create(self._process_id)
-        self._derived_files_rebuilt = True
+        self._report.derived_files_rebuilt = True
 
     # ---- scan ------------------------------------------------------------------------------------
 
     def _scan(self, scan: LogScan, start: int) -> None:
         size = self._log.wrote_end - start
+        report = self._report
         while (columns := scan.next()) is not None:
-            self._record_count += len(columns)
-            self._last_record_offset = int(columns.log_offset[-1])
-            self._last_store_timestamp = int(columns.store_timestamp[-1])
-            file = self._log.find(self._last_record_offset)
+            report.scanned_records += len(columns)
+            report.last_record_offset = int(columns.log_offset[-1])
+            report.last_store_timestamp = int(columns.store_timestamp[-1])
+            file = self._log.find(report.last_record_offset)
             assert file is not None
-            file.last_store_timestamp = self._last_store_timestamp
-            if self._last_record_offset >= self._dispatch_from:
+            file.last_store_timestamp = report.last_store_timestamp
+            if report.last_record_offset >= self._dispatch_from:
                 self._dispatch(columns, start)
             if self._progress is not None:
                 self._progress(scan.position - start, size)
 
     def _dispatch(self, columns: RecordColumns, start: int) -> None:
-        if self._clean and not self._derived_files_rebuilt:
+        if self._report.clean and not self._report.derived_files_rebuilt:
             if not visible_records(columns, self._dispatch_from).any():
                 return
             self._distrust_derived_files(start)
@@ -442,9 +427,9 @@ class _Recovery:
         if scan.fault is None:
             return
         checkpoint = self._checkpoint
-        if not self._clean and (
+        if not self._report.clean and (
             scan.position >= checkpoint.logics_physical_offset
-            or not 0 < self._last_store_timestamp <= checkpoint.recovery_timestamp
+            or not 0 < self._report.last_store_timestamp <= checkpoint.recovery_timestamp
         ):
             return
         for file in self._log.files:
@@ -470,8 +455,8 @@ class _Recovery:
         if index is not None and index.file_count and index.end_offset >= log_end:
             index.recover(log_end, self._store_time_of)
         if log.files:
-            log.truncate(log_end, unsynced_from=None if self._clean else start)
-            log.last.last_store_timestamp = self._last_store_timestamp
+            log.truncate(log_end, unsynced_from=None if self._report.clean else start)
+            log.last.last_store_timestamp = self._report.last_store_timestamp
         self._queues.correct_min(log.min_offset)
         self._limit_checkpoint(log_end)
         if index is not None:
@@ -483,9 +468,9 @@ class _Recovery:
     def _limit_checkpoint(self, log_end: int) -> None:
         """Do not cover records that were truncated: new ones will have their offsets."""
         checkpoint = self._checkpoint
-        checkpoint.confirm_offset = self._last_record_offset
+        checkpoint.confirm_offset = self._report.last_record_offset
         if checkpoint.logics_physical_offset > log_end:
-            last = self._last_store_timestamp
+            last = self._report.last_store_timestamp
             checkpoint.physic_msg_timestamp = min(checkpoint.physic_msg_timestamp, last)
             checkpoint.logics_msg_timestamp = min(checkpoint.logics_msg_timestamp, last)
             checkpoint.logics_physical_offset = log_end

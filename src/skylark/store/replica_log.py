@@ -163,20 +163,10 @@ class ReplicaLog:
         """End of what satisfies the flush setting: what a slave may acknowledge."""
         return self._files.flushed_where if self._synchronous else self.log_end
 
-    @property
-    def received_end(self) -> int:
-        """The offset that the next piece must have."""
-        return self.log_end if self._stream is None else self._stream.end
-
-    @property
-    def dispatched_until(self) -> int:
-        """End of the last record with derived entries."""
-        return self._dispatch.dispatched_until
-
     # ---- appending -------------------------------------------------------------------------------
 
     def append(self, log_offset: int, body: bytes) -> None:
-        """Append a piece of the master's log, which begins at :attr:`received_end`.
+        """Append a piece of the master's log, which begins behind the last one.
 
         An empty log begins where the first piece does. Raises RecordStreamError if the bytes do not
         belong there, StoreFullError or another StoreError if they cannot be written. Then nothing

@@ -282,7 +282,7 @@ class Reput:
             or self._is_awaited(queue.topic, queue.queue_id)
         ):
             return False
-        entries = list(map(CQ_ENTRY.pack, run.log_offsets, run.sizes, tags_codes))
+        entries = b"".join(map(CQ_ENTRY.pack, run.log_offsets, run.sizes, tags_codes))
         log_end = run.log_offsets[-1] + run.sizes[-1]
         queue.append_run(entries, log_end)
         self.dispatched_until = log_end

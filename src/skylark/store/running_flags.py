@@ -10,6 +10,8 @@ from __future__ import annotations
 import enum
 from typing import Final
 
+import msgspec
+
 
 class StoreFlag(enum.IntFlag):
     """Reasons not to read or write."""
@@ -32,15 +34,12 @@ _BLOCK_WRITES: Final = int(
 )
 
 
-class RunningFlags:
+class RunningFlags(msgspec.Struct):
     """The bits, and the two answers that every message needs."""
 
-    __slots__ = ("bits", "readable", "writeable")
-
-    def __init__(self) -> None:
-        self.bits = 0
-        self.readable = True
-        self.writeable = True
+    bits: int = 0
+    readable: bool = True
+    writeable: bool = True
 
     def set(self, flag: StoreFlag, on: bool = True) -> bool:
         """Set or clear a bit; return whether that changed anything."""

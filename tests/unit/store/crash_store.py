@@ -165,7 +165,9 @@ class CrashStore:
         queue = self.queues.get_or_create(topic, queue_id)
         draft = Draft(topic, queue_id, body, raw, sys_flag=sys_flag, born_host=HOST)
         counted = sys_flag & 0xC in (0, 0x8)
-        appended = self.log.append(draft, topic_field(topic), queue.next_offset if counted else 0)
+        appended = self.log.append(
+            draft, topic_field(topic), queue.next_offset if counted else 0, self.log.now_ms()
+        )
         queue.next_offset += counted
         size, stored = appended.size, appended.store_timestamp
         self.dispatch.add_run([(queue, appended.log_offset, size, sys_flag, raw)], stored)
@@ -175,14 +177,12 @@ class CrashStore:
         queue = self.queues.get_or_create(topic, queue_id)
         draft = Draft(topic, queue_id, b"", born_host=HOST)
         batch = Batch.of(messages)
-        appended = self.log.append_batch(draft, topic_field(topic), queue.next_offset, batch)
+        now_ms, field = self.log.now_ms(), topic_field(topic)
+        places = self.log.append_batch(draft, field, queue.next_offset, batch, now_ms)
         queue.next_offset += len(batch)
-        for log_offset, size, properties in zip(
-            appended.log_offsets, appended.sizes, batch.properties, strict=True
-        ):
-            row = (queue, log_offset, size, 0, properties)
-            self.dispatch.add_run([row], appended.store_timestamp)
-        return appended.log_offsets[0]
+        for log_offset, size, properties in zip(*places, batch.properties, strict=True):
+            self.dispatch.add_run([(queue, log_offset, size, 0, properties)], now_ms)
+        return places[0][0]
 
     def put_inner_batch(
         self, topic: str, queue_id: int, messages: Iterable[BatchMessage], **more: str
@@ -213,7 +213,7 @@ class CrashStore:
     ) -> int:
         raw = encode_properties(properties).encode()
         draft = Draft(queue.topic, queue.queue_id, body, raw, sys_flag=sys_flag, born_host=HOST)
-        appended = self.log.append(draft, topic_field(queue.topic), queue_offset)
+        appended = self.log.append(draft, topic_field(queue.topic), queue_offset, self.log.now_ms())
         size, stored = appended.size, appended.store_timestamp
         self.dispatch.add_run([(queue, appended.log_offset, size, sys_flag, raw)], stored)
         return appended.log_offset

@@ -14,7 +14,6 @@ from skylark.store.allocator import (
     POPULATE_WITHIN_MS,
     Allocator,
     FileNotReadyError,
-    WarmUp,
 )
 from skylark.store.errors import (
     StoreFileError,
@@ -470,7 +469,7 @@ def test_warm_up_fills_the_file_and_leaves_it_zero(
     disk = FaultyFileSystem()
     disk.make_directories(LOG)
     allocator = Allocator(
-        disk, ahead=PAGE_SIZE, executor=owner, post=owner.post, warm_up=WarmUp(sync_pages)
+        disk, ahead=PAGE_SIZE, executor=owner, post=owner.post, warm_up_pages=sync_pages
     )
     allocator.request(LOG / file_name(0), SIZE)
     owner.settle()
@@ -485,7 +484,7 @@ def test_a_warm_file_is_used_and_let_cool_like_any_other(
     files: FileSystem, tmp_path: Path, owner: ManualOwner
 ) -> None:
     files.make_directories(tmp_path)
-    allocator = Allocator(files, executor=owner, post=owner.post, warm_up=WarmUp())
+    allocator = Allocator(files, executor=owner, post=owner.post, warm_up_pages=0)
     log = MappedFiles(tmp_path / "log", SIZE, files=files, allocator=allocator)
     for _ in range(3):
         append(roll(log), 10)

@@ -90,6 +90,7 @@ def test_at_once_is_one_by_one(
     )
     for log in (logs.one_by_one, logs.at_once):
         log.files.last.wrote = 0
+    now_ms = logs.at_once.now_ms()
     results = [
         logs.one_by_one.append(
             msgspec.structs.replace(
@@ -101,13 +102,15 @@ def test_at_once_is_one_by_one(
             ),
             topic,
             queue_offset + number,
+            now_ms,
         )
         for number, message in enumerate(messages)
     ]
-    batch = logs.at_once.append_batch(draft, topic, queue_offset, Batch.of(messages))
-    assert list(batch.sizes) == [result.size for result in results]
-    assert list(batch.log_offsets) == [result.log_offset for result in results]
-    assert batch.store_timestamp == results[0].store_timestamp
+    log_offsets, sizes = logs.at_once.append_batch(
+        draft, topic, queue_offset, Batch.of(messages), now_ms
+    )
+    assert list(sizes) == [result.size for result in results]
+    assert list(log_offsets) == [result.log_offset for result in results]
     one, other = logs.one_by_one.files.last, logs.at_once.files.last
-    assert one.wrote == other.wrote == sum(batch.sizes)
+    assert one.wrote == other.wrote == sum(sizes)
     assert bytes(other.buffer[: other.wrote]) == bytes(one.buffer[: one.wrote])

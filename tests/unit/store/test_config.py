@@ -151,9 +151,7 @@ def test_an_empty_value_asks_for_nothing() -> None:
 
 
 def test_every_refusal_concerns_a_setting() -> None:
-    by_name = {info.name: info for info in settings(StoreConfig)}
-    for name, (accepted, _) in REFUSED.items():
-        assert by_name[name].default == accepted
+    assert REFUSED.keys() <= {info.name for info in settings(StoreConfig)}
 
 
 def test_everything_that_is_wrong_is_reported_together() -> None:

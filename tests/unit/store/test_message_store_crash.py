@@ -151,7 +151,7 @@ def test_a_record_covered_by_the_checkpoint_may_end_with_a_zero(
     queue = store.queues.get_or_create(*QUEUE)
     for number in range(10):
         draft = Draft(queue.topic, queue.queue_id, b"body", b"a\x01\0")
-        result = store.log.append(draft, topic_field(queue.topic), number)
+        result = store.log.append(draft, topic_field(queue.topic), number, store.log.now_ms())
         queue.next_offset = number + 1
         row = (queue, result.log_offset, result.size, 0, draft.properties)
         store.dispatch.add_run([row], result.store_timestamp)

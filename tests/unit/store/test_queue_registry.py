@@ -61,6 +61,10 @@ def reopened(files: FileSystem, root: Path = ROOT) -> ConsumeQueues:
     return queues
 
 
+def message_total(queues: ConsumeQueues) -> int:
+    return sum(queue.max_offset - queue.min_offset for queue in queues)
+
+
 def put(queues: ConsumeQueues, topic: str, queue_id: int, count: int, first: int = 0) -> None:
     queue = queues.get_or_create(topic, queue_id)
     for number in range(first, first + count):
@@ -92,7 +96,7 @@ def test_queues_are_made_once_and_found_again(files: FileSystem, root: Path) -> 
     }
     assert isinstance(queues.get("A", 1), ConsumeQueue)
     assert isinstance(queues.get("B", 7), BatchQueue)
-    assert (len(queues), queues.message_total, queues.size_total) == (3, 32, 4 * 200 + 460)
+    assert (len(queues), message_total(queues), queues.size_total) == (3, 32, 4 * 200 + 460)
     assert sorted(queues.topics()) == ["%RETRY%G", "A", "B"]
     put(queues, "A", 0, 1)
     assert [queue.queue_id for queue in queues.topic_queues("A")] == [0, 1]
@@ -174,8 +178,8 @@ def test_a_round_writes_what_was_new_when_it_began() -> None:
     assert flush_round.run(2)
     queues.flush()
     assert queues.dirty_count == 0
-    assert queues.open_file_count <= 3
-    assert reopened(disk).message_total == 7
+    assert len(queues._handles) <= 3
+    assert message_total(reopened(disk)) == 7
 
 
 def test_a_round_may_be_tried_again_after_an_error() -> None:
@@ -214,7 +218,7 @@ def test_entries_that_have_to_wait_in_memory_are_reported() -> None:
     disk.capacity = 1 << 20
     queues.flush()
     assert queues.error is None
-    assert reopened(disk).message_total == 50
+    assert message_total(reopened(disk)) == 50
 
 
 def test_queues_follow_the_log() -> None:
@@ -252,10 +256,10 @@ def test_a_topic_is_deleted_and_leaves_an_empty_directory(files: FileSystem, roo
     queues.destroy_topic("A")
     put(queues, "A", 0, 2)
     queues.flush()
-    assert reopened(files, root).message_total == 7
+    assert message_total(reopened(files, root)) == 7
     queues.destroy_all()
     assert len(queues) == 0
-    assert reopened(files, root).message_total == 0
+    assert message_total(reopened(files, root)) == 0
     assert files.list_directory(root / "batchconsumequeue" / "C") == []
     queues.close()
 
@@ -317,7 +321,8 @@ if sys.argv[2] == "make":
 else:
     queues.load(clean=sys.argv[2] == "clean")
     queues.recover(None if sys.argv[2] == "clean" else 500_000)
-print(anonymous() - before, len(os.listdir("/proc/self/fd")), queues.message_total)
+total = sum(queue.max_offset - queue.min_offset for queue in queues)
+print(anonymous() - before, len(os.listdir("/proc/self/fd")), total)
 """
 
 

@@ -463,9 +463,8 @@ def put_inner_batch(store: SmallStore, count: int, tag: int = 0, size: int = 50)
     """A record of several messages, as an inner batch; what the messages are does not matter."""
     queue = store.queues.get_or_create_batch("B", 0)
     first = queue.max_offset
-    appended = store.log.append(
-        _batch_draft(first, count, size), store.putter._topic("B"), queue.max_offset
-    )
+    draft, now_ms = _batch_draft(first, count, size), store.log.now_ms()
+    appended = store.log.append(draft, store.putter._topic("B"), queue.max_offset, now_ms)
     queue.append(appended.log_offset, appended.size, tag, appended.store_timestamp, count)
     queue.next_offset = queue.max_offset
 

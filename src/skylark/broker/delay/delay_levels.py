@@ -37,6 +37,8 @@ import logging
 from collections import deque
 from typing import Final
 
+import msgspec
+
 from skylark.broker.delay.delay_progress import DelayLevel, DelayLevels
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.send.message_policy import NO_DESTINATIONS
@@ -103,16 +105,13 @@ def delivery_of(record: MessageRecord) -> Draft:
     return draft
 
 
-class _Lane:
+class _Lane(msgspec.Struct, eq=False):
     """The progress, timer and state of one level."""
 
-    __slots__ = ("failing", "idle", "progress", "timer")
-
-    def __init__(self, progress: DelayLevel) -> None:
-        self.progress = progress
-        self.idle = True  # nothing to deliver: no timer, and not in the queue of turns
-        self.timer: TimerHandle | None = None
-        self.failing = False
+    progress: DelayLevel
+    idle: bool = True  # nothing to deliver: no timer, and not in the queue of turns
+    timer: TimerHandle | None = None
+    failing: bool = False
 
 
 class ScheduleService:

@@ -434,7 +434,7 @@ class TimerService:
         """Delete timer log files whose messages are deleted; repeats while there are several."""
         self._expiry_timer = None
         try:
-            self.timer.delete_expired(self._store.log.min_offset, self._clock.monotonic())
+            self.timer.log.delete_before(self._store.log.min_offset, self._clock.monotonic())
         except StoreError as error:
             logger.warning("cannot delete an expired timer log file: %s", error)
         self.wake()

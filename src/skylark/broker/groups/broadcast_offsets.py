@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from skylark.broker.api import Peer
 from skylark.broker.groups.consumer_offsets import OffsetTable
 from skylark.broker.groups.consumer_table import ConsumerTable
@@ -34,15 +36,12 @@ CLIENT_COUNT_MAX: Final = 100_000
 GROUP_SUFFIX: Final = "@broadcast"
 
 
-class _Client:
+class _Client(msgspec.Struct, eq=False):
     """The offsets of one client on one topic."""
 
-    __slots__ = ("from_proxy", "offsets", "pulled_ms")
-
-    def __init__(self, pulled_ms: int, *, from_proxy: bool) -> None:
-        self.pulled_ms = pulled_ms
-        self.from_proxy = from_proxy
-        self.offsets: dict[int, int] = {}
+    pulled_ms: int
+    from_proxy: bool
+    offsets: dict[int, int] = {}  # by queue
 
 
 class BroadcastOffsets:
@@ -110,7 +109,7 @@ class BroadcastOffsets:
         from_proxy = header.request_source == FROM_PROXY
         client = clients.get(client_id)
         if client is None and self._count < self._count_max:
-            client = clients[client_id] = _Client(now_ms, from_proxy=from_proxy)
+            client = clients[client_id] = _Client(now_ms, from_proxy)
             self._count += 1
         if client is not None:
             client.pulled_ms = now_ms

@@ -20,6 +20,8 @@ import logging
 from itertools import chain, islice
 from typing import Final
 
+import msgspec
+
 from skylark.broker.api import Peer
 from skylark.broker.groups.client_channel import CHANNEL_EXPIRED_MS, ClientChannel
 from skylark.core.names import INTERNAL_PRODUCER_GROUPS
@@ -36,25 +38,19 @@ def _level(group_name: str) -> int:
     return logging.DEBUG if group_name in INTERNAL_PRODUCER_GROUPS else logging.INFO
 
 
-class _Client:
+class _Client(msgspec.Struct, eq=False):
     """A peer, its newest channel data, and its groups."""
 
-    __slots__ = ("channel", "groups", "has_too_many")
-
-    def __init__(self, channel: ClientChannel) -> None:
-        self.channel = channel
-        self.groups: set[str] = set()
-        self.has_too_many = False
+    channel: ClientChannel
+    groups: set[str] = set()
+    has_too_many: bool = False
 
 
-class _Group:
+class _Group(msgspec.Struct, eq=False):
     """The time of the last heartbeat of each member, in order of joining, and whose turn it is."""
 
-    __slots__ = ("heard_ms", "turn")
-
-    def __init__(self) -> None:
-        self.heard_ms: dict[Peer, int] = {}
-        self.turn = 0
+    heard_ms: dict[Peer, int] = {}
+    turn: int = 0
 
     def take_turn(self) -> Peer | None:
         members = self.heard_ms

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from skylark.broker.api import Pending
+from skylark.broker.send.own_copies import NEVER_STORED
 from skylark.broker.table_saver import SavedTable
 from skylark.core.errors import (
     BrokerError,
@@ -40,6 +41,13 @@ from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire import properties as names
 
 ResultT = TypeVar("ResultT")
+_REMARKS: Final = {
+    PutStatus.CREATE_MAPPED_FILE_FAILED: "create mapped file failed, server is busy or broken.",
+    PutStatus.OS_PAGE_CACHE_BUSY: "[PC_SYNCHRONIZED]broker busy, start flow control for a while",
+    PutStatus.WHEEL_TIMER_NOT_ENABLE: (
+        "accurate timer message is not enabled, timerWheelEnable is false"
+    ),
+}
 _WAIT: Final = names.PROPERTY_WAIT.encode()
 
 
@@ -99,11 +107,7 @@ class Durability:
     def _durable(self, pending: Pending[ResultT], outcome: ResultT) -> None:
         """Set the outcome of a put that waited for the disk or for slaves."""
         self._waiting_count -= 1
-        saved = self._when_saved(outcome)
-        if isinstance(saved, Pending):
-            saved.then(pending.set)
-        else:
-            pending.set(saved)
+        self._set_when_saved(pending, outcome)
         if not self._waiting_count and self._all_settled is not None:
             self._all_settled.set_result(None)
             self._all_settled = None
@@ -119,12 +123,19 @@ class Durability:
         if not self._topics_saved.is_on_its_way:
             return outcome
         pending: Pending[ResultT] = Pending()
+        self._set_when_saved(pending, outcome)
+        return pending
+
+    def _set_when_saved(self, pending: Pending[ResultT], outcome: ResultT) -> None:
+        """Set an outcome now, or when the topics are saved."""
+        if not self._topics_saved.is_on_its_way:
+            pending.set(outcome)
+            return
         self._unsaved.append((pending, outcome))
         if self._saving is None:
             self._saving = asyncio.get_running_loop().create_task(self.topics_saved())
             # Not code at the end of the task: a task that is cancelled early never runs.
             self._saving.add_done_callback(self._set_saved)
-        return pending
 
     def _set_saved(self, task: asyncio.Task[None]) -> None:
         """Set the outcomes that waited for a save of the topics."""
@@ -135,11 +146,7 @@ class Durability:
                 stops = "the broker stops before it has saved a new topic"
                 pending.set(ServiceNotAvailableError(stops))
                 continue
-            saved = self._when_saved(outcome)  # more topics may have been created meanwhile
-            if isinstance(saved, Pending):
-                saved.then(pending.set)
-            else:
-                pending.set(saved)
+            self._set_when_saved(pending, outcome)  # more topics may have been created meanwhile
 
     async def topics_saved(self) -> None:
         """Wait until all topics are saved, or cannot be."""
@@ -152,28 +159,17 @@ class Durability:
 
     def refusal(self, status: PutStatus, hint: str | None = None) -> BrokerError:
         """The error for a message that was not stored."""
-        match status:
-            case PutStatus.MESSAGE_ILLEGAL | PutStatus.PROPERTIES_SIZE_EXCEEDED:
-                size_max = self._store.config.max_message_size
-                remark = (
-                    "the message is illegal, maybe msg body or properties length not matched."
-                    f" msg body length limit {size_max}B, msg properties length limit 32KB."
-                )
-            case PutStatus.SERVICE_NOT_AVAILABLE:
-                remark = (
-                    "service not available now. It may be caused by one of the following reasons:"
-                    f" the broker's disk is full [{self._disk_use()}], messages are put to the"
-                    " slave, message store has been shut down, etc."
-                )
-            case PutStatus.CREATE_MAPPED_FILE_FAILED:
-                remark = "create mapped file failed, server is busy or broken."
-            case PutStatus.OS_PAGE_CACHE_BUSY:
-                remark = "[PC_SYNCHRONIZED]broker busy, start flow control for a while"
-            case PutStatus.WHEEL_TIMER_NOT_ENABLE:
-                remark = "accurate timer message is not enabled, timerWheelEnable is false"
-                hint = hint or "this broker supports delay levels only"
-            case _:
-                remark = status.name
+        remark = _REMARKS.get(status, status.name)
+        if status in NEVER_STORED:
+            remark = illegal_message(self._store.config.max_message_size)
+        elif status is PutStatus.SERVICE_NOT_AVAILABLE:
+            remark = (
+                "service not available now. It may be caused by one of the following reasons:"
+                f" the broker's disk is full [{self._disk_use()}], messages are put to the"
+                " slave, message store has been shut down, etc."
+            )
+        elif status is PutStatus.WHEEL_TIMER_NOT_ENABLE:
+            hint = hint or "this broker supports delay levels only"
         return broker_error(status.code, remark, hint=hint)
 
     def _disk_use(self) -> str:
@@ -193,6 +189,14 @@ class Durability:
             return self._files.disk_usage(path).used_ratio
         except StoreError:
             return -1.0
+
+
+def illegal_message(size_max: int) -> str:
+    """Java's remark about a message that does not fit, except for the first word."""
+    return (
+        "the message is illegal, maybe msg body or properties length not matched."
+        f" msg body length limit {size_max}B, msg properties length limit 32KB."
+    )
 
 
 def waits_for_durability(properties: bytes) -> bool:

@@ -27,6 +27,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
+import msgspec
+
 from skylark.broker.api import Peer
 from skylark.broker.send.message_writer import MessageWriter
 from skylark.broker.send.put_outcome import Durability
@@ -45,13 +47,10 @@ class StoreFirst(enum.Enum):
 STORE_FIRST: Final = StoreFirst.STORE_FIRST
 
 
-class Done:
+class Done(msgspec.Struct, eq=False):
     """The outcome of a request that stores nothing in this run."""
 
-    __slots__ = ("outcome",)
-
-    def __init__(self, outcome: object) -> None:
-        self.outcome = outcome
+    outcome: object
 
 
 #: Result of drafting a request: a message to be stored, its outcome, or neither yet.

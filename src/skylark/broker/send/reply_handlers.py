@@ -65,6 +65,11 @@ from skylark.wire.layout import FLAG_COMPRESSED, FLAG_COMPRESSION_MASK
 logger = logging.getLogger(__name__)
 
 PUSH_TIMEOUT_S: Final = 10.0
+#: Fields that 326 has in common with the header of the reply.
+_FIELDS_OF_SEND: Final = (
+    "producer_group", "topic", "default_topic", "default_topic_queue_nums", "queue_id", "sys_flag",
+    "born_timestamp", "flag", "reconsume_times",
+)  # fmt: skip
 _KEPT_FLAGS: Final = FLAG_COMPRESSED | FLAG_COMPRESSION_MASK
 
 
@@ -242,20 +247,13 @@ class ReplyStep:
         self, header: SendHeader, properties: dict[str, str], draft: ReplyDraft
     ) -> Command:
         now_ms = self._clock.now_ms()
+        fields = {name: getattr(header, name) for name in _FIELDS_OF_SEND}
         push_header = ReplyMessageRequestHeader(
-            producer_group=header.producer_group,
-            topic=header.topic,
-            default_topic=header.default_topic,
-            default_topic_queue_nums=header.default_topic_queue_nums,
-            queue_id=header.queue_id,
-            sys_flag=header.sys_flag,
-            born_timestamp=header.born_timestamp,
-            flag=header.flag,
+            **fields,
+            unit_mode=header.unit_mode or False,
             properties=names.encode_properties(
                 {**properties, names.PROPERTY_PUSH_REPLY_TIME: str(now_ms)}
             ),
-            reconsume_times=header.reconsume_times,
-            unit_mode=header.unit_mode or False,
             born_host=draft.replier,
             store_host=self._checks.config.broker_addr,
             store_timestamp=now_ms,

@@ -53,25 +53,15 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
         return self.topics is None
 
 
-class _NameServer:
+class _NameServer(msgspec.Struct, eq=False):
     """The state of one name server, and the changes that it does not have yet."""
 
-    __slots__ = (
-        "acknowledged_count",
-        "failure_count",
-        "registered",
-        "sent_count",
-        "topics",
-        "whole_due_ms",
-    )
-
-    def __init__(self, whole_due_ms: int) -> None:
-        self.registered: bool | None = None  # None: not tried yet
-        self.whole_due_ms = whole_due_ms
-        self.topics: dict[str, TopicConfig] = {}
-        self.failure_count = 0  # since the last success
-        self.sent_count = 0  # changes that the last announcement covered
-        self.acknowledged_count = -1  # changes that the name server has taken
+    whole_due_ms: int
+    registered: bool | None = None  # None: not tried yet
+    topics: dict[str, TopicConfig] = {}
+    failure_count: int = 0  # since the last success
+    sent_count: int = 0  # changes that the last announcement covered
+    acknowledged_count: int = -1  # changes that the name server has taken
 
 
 class RegistrationPlan:

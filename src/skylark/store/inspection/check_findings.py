@@ -19,14 +19,11 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from skylark.store.inspection.store_directory import State
-
-if TYPE_CHECKING:
-    pass
 
 FINDINGS_PER_KIND_MAX: Final = 100
 
@@ -43,9 +40,8 @@ class Trouble(enum.Enum):
     """Kinds of faults that recovery would repair."""
 
     WRONG = "wrong"  # an entry with a wrong value
-    AHEAD_OR_BEHIND = (
-        "ahead or behind"  # the newest records lack entries, or the newest entries lack records
-    )
+    # The newest records lack entries, or the newest entries lack records.
+    AHEAD_OR_BEHIND = "ahead or behind"
 
 
 SEVERITIES: Final[dict[State, dict[Trouble, Severity]]] = {
@@ -109,3 +105,8 @@ def plural(count: int, noun: str) -> str:
 def entries_text(first: int, count: int) -> str:
     """``entry 7``, ``entries 7 to 9``."""
     return f"entry {first}" if count == 1 else f"entries {first} to {first + count - 1}"
+
+
+def pointing_entries(first: int, count: int) -> str:
+    """Subject and verb of a sentence about where entries point."""
+    return f"{entries_text(first, count)} {'points' if count == 1 else 'point'}"

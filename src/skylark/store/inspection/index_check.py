@@ -29,8 +29,8 @@ from skylark.store.inspection.check_findings import (
     Findings,
     Severity,
     Trouble,
-    entries_text,
     plural,
+    pointing_entries,
 )
 from skylark.store.inspection.index_walk import CHUNK_ENTRIES, IndexWalk
 from skylark.store.inspection.store_directory import INDEX_DIRECTORY, State, Survey
@@ -117,7 +117,7 @@ class IndexChecks:
         files = entries["file"]
         for file in np.unique(files).tolist():
             rows = np.flatnonzero(files == file)
-            begin = walk.pages[file].begin_timestamp
+            begin = walk.pages[file].file.begin_timestamp
             seconds = np.clip((times[rows] - begin) // 1000, 0, SECONDS_MAX) if begin > 0 else 0
             # The first entry of a file may be relative to the end of the previous file.
             wrong = (entries["seconds"][rows] != seconds) & (entries["number"][rows] > 1)
@@ -193,15 +193,11 @@ class IndexChecks:
             if kinds[start] == _REPEATED:
                 self._repeated += stop - start
                 continue
-            verb = "points" if stop - start == 1 else "point"
-            text = f"{entries_text(entries['number'][start], stop - start)} {verb} to "
-            text += f"{entries['log_offset'][start]}, "
+            trouble, where = Trouble.WRONG, "where no valid record with a key begins"
             if kinds[start] == _BEHIND:
-                trouble = Trouble.AHEAD_OR_BEHIND
-                text += f"behind the end of the log at {log_end}"
-            else:
-                trouble = Trouble.WRONG
-                text += "where no valid record with a key begins"
+                trouble, where = Trouble.AHEAD_OR_BEHIND, f"behind the end of the log at {log_end}"
+            text = pointing_entries(entries["number"][start], stop - start)
+            text += f" to {entries['log_offset'][start]}, {where}"
             self._findings.add(trouble, "index.extra", *walk.place(entries[start]), text)
 
     def _miss(self, log_offset: int) -> None:
@@ -247,12 +243,14 @@ class IndexChecks:
         """Compare the times in the header with those of the first and the last entry."""
         for file, seen in self._times.items():
             page = walk.pages[file]
-            if seen.first and page.begin_timestamp != seen.first:
-                text = f"the header begins at {page.begin_timestamp} ms instead of {seen.first}"
-                self._findings.add(Trouble.WRONG, "index.header", page.path, 0, text)
-            if seen.last_number == page.entry_count and page.end_timestamp != seen.last:
-                text = f"the header ends at {page.end_timestamp} ms instead of {seen.last}"
-                self._findings.add(Trouble.WRONG, "index.header", page.path, 8, text)
+            if seen.first and page.file.begin_timestamp != seen.first:
+                text = (
+                    f"the header begins at {page.file.begin_timestamp} ms instead of {seen.first}"
+                )
+                self._findings.add(Trouble.WRONG, "index.header", page.file.path, 0, text)
+            if seen.last_number == page.entry_count and page.file.end_timestamp != seen.last:
+                text = f"the header ends at {page.file.end_timestamp} ms instead of {seen.last}"
+                self._findings.add(Trouble.WRONG, "index.header", page.file.path, 8, text)
 
 
 def _behind_from(files: FileSystem, directory: Path) -> int:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from skylark.store.file_system import FileHandle, FileSystem
+from skylark.store.index_file import IndexFile
 from skylark.store.inspection.check_findings import Findings, Trouble, plural
 from skylark.store.inspection.store_directory import IndexShape
 from skylark.wire.layout import (
     INDEX_ENTRY_SIZE,
-    INDEX_HEADER,
     INDEX_HEADER_SIZE,
     INDEX_SLOT_SIZE,
     index_entry_dtype,
@@ -54,22 +54,11 @@ class IndexPage:
     ) -> None:
         import numpy as np
 
-        self.path = path
+        self.file = IndexFile(path, *shape)
         self._findings = findings
-        self._shape = shape
         self._handle: FileHandle | None = files.open_file(path, writable=False)
-        self._entries_start = INDEX_HEADER_SIZE + shape.slot_count * INDEX_SLOT_SIZE
-        header = self._handle.read(0, INDEX_HEADER_SIZE)
-        (
-            self.begin_timestamp,
-            self.end_timestamp,
-            self.begin_offset,
-            self.end_offset,
-            self.used_slots,
-            next_entry,
-        ) = INDEX_HEADER.unpack(header)
-        #: Number of entries by the header, limited to the size of the file.
-        self.entry_count = min(max(0, next_entry - 1), shape.entry_count_max - 1)
+        self.file.load_header(self._handle.read(0, INDEX_HEADER_SIZE))
+        self.entry_count = self.file.next_entry - 1
         self._next = 1
         self._slots = np.zeros(shape.slot_count if findings else 0, np.int32)
         self._broken_chains = 0
@@ -83,7 +72,7 @@ class IndexPage:
         if count <= 0 or self._handle is None:
             self._end()
             return np.empty(0, index_entry_dtype())
-        position = self._entries_start + self._next * INDEX_ENTRY_SIZE
+        position = self.file.entries_start + self._next * INDEX_ENTRY_SIZE
         content = self._handle.read(position, count * INDEX_ENTRY_SIZE)
         entries = np.frombuffer(content, index_entry_dtype())
         if self._findings is not None and count:
@@ -104,7 +93,7 @@ class IndexPage:
         import numpy as np
 
         numbers = np.arange(self._next, self._next + len(entries))
-        slots = entries["key_hash"].astype(np.int64) % self._shape.slot_count
+        slots = entries["key_hash"].astype(np.int64) % self.file.slot_count
         order = np.argsort(slots, kind="stable")
         slots, ordered = slots[order], numbers[order]
         is_next = np.concatenate((np.zeros(1, np.bool_), slots[1:] == slots[:-1]))
@@ -115,7 +104,7 @@ class IndexPage:
             row = number - self._next
             right = int(wanted[np.flatnonzero(ordered == number)[0]])
             text = f"entry {number} points to entry {entries['previous'][row]} instead of {right}"
-            self._report(Trouble.WRONG, "index.chain", self._position(number), text)
+            self._report(Trouble.WRONG, "index.chain", self.position(number), text)
         self._broken_chains += len(differ)
         is_last = np.concatenate((slots[1:] != slots[:-1], np.ones(1, np.bool_)))
         self._slots[slots[is_last]] = ordered[is_last]
@@ -129,7 +118,7 @@ class IndexPage:
         if self._findings is not None:
             if self._broken_chains > 1:
                 text = f"{self._broken_chains} entries in all point to a wrong one"
-                self._report(Trouble.WRONG, "index.chain", self._entries_start, text)
+                self._report(Trouble.WRONG, "index.chain", self.file.entries_start, text)
             self._compare_slots(self._handle)
             self._compare_header()
         self.close()
@@ -138,7 +127,7 @@ class IndexPage:
         import numpy as np
 
         wrong = ahead = first = 0
-        for start in range(0, self._shape.slot_count, _SLOT_CHUNK):
+        for start in range(0, self.file.slot_count, _SLOT_CHUNK):
             wanted = self._slots[start : start + _SLOT_CHUNK]
             position = INDEX_HEADER_SIZE + start * INDEX_SLOT_SIZE
             content = handle.read(position, len(wanted) * INDEX_SLOT_SIZE)
@@ -162,21 +151,26 @@ class IndexPage:
         if not self.entry_count:
             return
         rows = (
-            (16, "first log offset", self.begin_offset, self._first_offset),
-            (24, "last log offset", self.end_offset, self._last_offset),
-            (32, "number of slots in use", self.used_slots, int(np.count_nonzero(self._slots))),
+            (16, "first log offset", self.file.begin_offset, self._first_offset),
+            (24, "last log offset", self.file.end_offset, self._last_offset),
+            (
+                32,
+                "number of slots in use",
+                self.file.used_slots,
+                int(np.count_nonzero(self._slots)),
+            ),
         )
         for position, name, actual, wanted in rows:
             if actual != wanted:
                 text = f"the header has the {name} {actual} instead of {wanted}"
                 self._report(Trouble.WRONG, "index.header", position, text)
 
-    def _position(self, number: int) -> int:
-        return self._entries_start + number * INDEX_ENTRY_SIZE
+    def position(self, number: int) -> int:
+        return self.file.entries_start + number * INDEX_ENTRY_SIZE
 
     def _report(self, trouble: Trouble, kind: str, position: int, text: str) -> None:
         assert self._findings is not None
-        self._findings.add(trouble, kind, self.path, position, text)
+        self._findings.add(trouble, kind, self.file.path, position, text)
 
 
 class IndexWalk:
@@ -239,8 +233,7 @@ class IndexWalk:
     def place(self, entry: np.void) -> tuple[Path, int]:
         """The file of an entry, and its position in it."""
         page = self.pages[int(entry["file"])]
-        slots_end = INDEX_HEADER_SIZE + self._shape.slot_count * INDEX_SLOT_SIZE
-        return page.path, slots_end + int(entry["number"]) * INDEX_ENTRY_SIZE
+        return page.file.path, page.position(int(entry["number"]))
 
     def close(self) -> None:
         """Close the file that is being read."""

@@ -32,6 +32,7 @@ from skylark.store.inspection.check_findings import (
     Trouble,
     entries_text,
     plural,
+    pointing_entries,
 )
 from skylark.store.inspection.queue_reader import CHUNK_ENTRIES, QueueReader
 from skylark.store.inspection.store_directory import QueueDirectory, Survey
@@ -131,14 +132,11 @@ class QueueCheck(ABC):
     def _report_extra(
         self, kind: int, index: int, count: int, log_offset: int, log_end: int
     ) -> None:
-        verb = "points" if count == 1 else "point"
-        text = f"{entries_text(index, count)} {verb} to {log_offset}, "
+        trouble, where = Trouble.WRONG, "where no valid record of this queue begins"
         if kind == _BEHIND:
-            text += f"behind the end of the log at {log_end}"
-            self._report(Trouble.AHEAD_OR_BEHIND, "queue.extra", index, text)
-        else:
-            text += "where no valid record of this queue begins"
-            self._report(Trouble.WRONG, "queue.extra", index, text)
+            trouble, where = Trouble.AHEAD_OR_BEHIND, f"behind the end of the log at {log_end}"
+        text = f"{pointing_entries(index, count)} to {log_offset}, {where}"
+        self._report(trouble, "queue.extra", index, text)
 
 
 class _Range(NamedTuple):
@@ -260,15 +258,15 @@ class PlainCheck(QueueCheck):
 
     def _report_pending(self) -> None:
         for kind, queue_offset, count, log_offset in self._pending:
-            what = entries_text(queue_offset, count)
             if kind == _ABSENT:
                 is_last = queue_offset + count == self._next_offset
                 trouble = Trouble.AHEAD_OR_BEHIND if is_last else Trouble.WRONG
-                text = f"{what} missing, beginning with that of the record at {log_offset}"
+                text = f"{entries_text(queue_offset, count)} missing, "
+                text += f"beginning with that of the record at {log_offset}"
                 self._report(trouble, "queue.missing", queue_offset, text)
             else:
-                verb = "points" if count == 1 else "point"
-                text = f"{what} {verb} to later records, and not to {log_offset} and behind it"
+                text = f"{pointing_entries(queue_offset, count)} to later records, "
+                text += f"and not to {log_offset} and behind it"
                 self._report(Trouble.WRONG, "queue.wrong", queue_offset, text)
         if self._pending_more:
             text = f"further {_records(self._pending_more)} without entries of their own"

@@ -234,9 +234,8 @@ class _Check:
     def _report_end(self, file: LogFile, hole: Hole) -> None:
         """Report bytes behind the end of the log."""
         offset = hole.log_offset
-        is_known = (
-            offset < self._end.dispatched
-        )  # queues have an entry of it: it was the last record
+        # Queues have an entry of it: it was the last record.
+        is_known = offset < self._end.dispatched
         dirty_end = hole.dirty_end if hole.resume is None else file.end_offset
         if dirty_end == offset and not is_known:
             return

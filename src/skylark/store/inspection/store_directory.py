@@ -235,9 +235,7 @@ class _Surveyor:
     # ---- log -------------------------------------------------------------------------------------
 
     def _log(self, directory: Path) -> tuple[int, list[LogFile]]:
-        entries = self._list(directory)
-        named = [entry for entry in entries if not entry.is_directory]
-        named = [entry for entry in named if _DIGITS.fullmatch(entry.name)]
+        entries, named = self._list(directory), self._files_named(_DIGITS, directory)
         size = self._sizes.log or _most_frequent(entry.size for entry in named)
         listing = examine(directory, entries, max(1, size), "mappedFileSizeCommitLog")
         self._misfits += [
@@ -264,7 +262,7 @@ class _Surveyor:
             for number in self._subdirectories(directory / topic):
                 path = directory / topic / number
                 if number.isascii() and number.isdecimal() and number == str(int(number)):
-                    listed.append((topic, int(number), path, self._queue_files(path)))
+                    listed.append((topic, int(number), path, self._files_named(_DIGITS, path)))
         if file_size is None:
             file_size = _most_frequent(entry.size for row in listed for entry in row[3])
         file_size = -(-max(1, file_size) // entry_size) * entry_size  # whole entries, as Java
@@ -282,11 +280,11 @@ class _Surveyor:
     def _subdirectories(self, path: Path) -> list[str]:
         return [entry.name for entry in self._list(path) if entry.is_directory]
 
-    def _queue_files(self, path: Path) -> list[DirectoryEntry]:
+    def _files_named(self, pattern: re.Pattern[str], path: Path) -> list[DirectoryEntry]:
         return [
             entry
             for entry in self._list(path)
-            if not entry.is_directory and _DIGITS.fullmatch(entry.name)
+            if not entry.is_directory and pattern.fullmatch(entry.name)
         ]
 
     def _queue_starts(self, path: Path, entries: list[DirectoryEntry], file_size: int) -> list[int]:
@@ -310,11 +308,7 @@ class _Surveyor:
 
     def _index(self) -> tuple[list[Path], IndexShape | None]:
         directory = self._root / INDEX_DIRECTORY
-        named = [
-            entry
-            for entry in self._list(directory)
-            if not entry.is_directory and _INDEX_NAME.fullmatch(entry.name)
-        ]
+        named = self._files_named(_INDEX_NAME, directory)
         named.sort(key=lambda entry: int(entry.name))
         slots, entry_count = self._sizes.index_slots, self._sizes.index_entries
         size = _most_frequent(entry.size for entry in named)

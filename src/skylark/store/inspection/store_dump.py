@@ -186,7 +186,7 @@ def dump_index(files: FileSystem, survey: Survey) -> Iterator[Item]:
                         "entry": number,
                         "keyHash": key_hash,
                         "commitLogOffset": log_offset,
-                        "storeTimestamp": page.begin_timestamp + seconds * 1000,
+                        "storeTimestamp": page.file.begin_timestamp + seconds * 1000,
                         "previous": previous,
                     }
                     number += 1

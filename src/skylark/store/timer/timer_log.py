@@ -202,10 +202,6 @@ class TimerLog:
             count += 1
         return count
 
-    def close(self) -> None:
-        """Close the files, without syncing."""
-        self.files.close()
-
 
 class SlotWalk:
     """Reads the units of a slot that is due, along its chain; call :meth:`step` until complete.
@@ -230,11 +226,6 @@ class SlotWalk:
     def is_complete(self) -> bool:
         """Whether all units of the slot were found."""
         return self._position < 0
-
-    @property
-    def found_count(self) -> int:
-        """Units found that were not returned yet."""
-        return len(self._positions) + len(self._deletes)
 
     def step(self, count: int) -> None:
         """Go back by at most ``count`` units."""

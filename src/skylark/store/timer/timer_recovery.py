@@ -122,7 +122,7 @@ class _Relinking:
         timer, log = self._timer, self._timer.log
         self._collect()
         start = log.min_position
-        if timer.wheel.exists:
+        if timer.wheel.handle is not None:
             file_size = timer.options.log_file_size
             start = max(start, (flushed_position - file_size) // file_size * file_size)
             firsts = [slot.first_position for slot in self._leading.values()]

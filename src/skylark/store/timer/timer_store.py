@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Final
 
@@ -74,10 +75,7 @@ class TimerCounts:
 
     def load(self, table: TimerMetricsTable) -> None:
         """Continue from the table in a file."""
-        self._counts = {
-            topic: TimerMetric(count=metric.count, time_stamp=metric.time_stamp)
-            for topic, metric in table.timing_count.items()
-        }
+        self._counts = _copies(table.timing_count)
         self.version = table.data_version
 
     def add(self, topic: str, change: int, now_ms: int) -> None:
@@ -105,13 +103,11 @@ class TimerCounts:
 
     def table(self) -> TimerMetricsTable:
         """The content of the file; later changes do not affect it."""
-        return TimerMetricsTable(
-            timing_count={
-                topic: TimerMetric(count=metric.count, time_stamp=metric.time_stamp)
-                for topic, metric in self._counts.items()
-            },
-            data_version=self.version,
-        )
+        return TimerMetricsTable(timing_count=_copies(self._counts), data_version=self.version)
+
+
+def _copies(counts: dict[str, TimerMetric]) -> dict[str, TimerMetric]:
+    return {topic: copy(metric) for topic, metric in counts.items()}
 
 
 class TimerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,21 +127,15 @@ class TimerOptions(msgspec.Struct, frozen=True, kw_only=True):
         return longest
 
 
-class Snapshot:
+class Snapshot(msgspec.Struct):
     """Progress of the timer at one moment, to be written by any thread."""
 
-    def __init__(
-        self,
-        checkpoint: TimerCheckpoint,
-        log_end: int,
-        counts: TimerMetricsTable | None,
-    ) -> None:
-        self.checkpoint = checkpoint
-        self.log_end = log_end  # of the commit log
-        self.counts = counts
-        self.ranges: Sequence[SyncRange] = ()  # of the timer log; for the owner
-        self.wheel: FileHandle | None = None
-        self.wheel_range: tuple[int, int] | None = None
+    checkpoint: TimerCheckpoint
+    log_end: int  # of the commit log
+    counts: TimerMetricsTable | None
+    ranges: Sequence[SyncRange] = ()  # of the timer log; for the owner
+    wheel: FileHandle | None = None
+    wheel_range: tuple[int, int] | None = None
 
     def write(self, config_files: ConfigFiles, checkpoint_file: TimerCheckpointFile) -> None:
         """Write everything to disk. Crash, line by line: the old checkpoint until the last line."""
@@ -189,7 +179,7 @@ class TimerStore:
         self._slots: list[int] = []  # heap of the times of waiting slots
         self._window_slots = options.window_slots
         self._counts_saved = self.counts.version
-        self._changed = False
+        self.is_dirty = False
 
     # ---- times -----------------------------------------------------------------------------------
 
@@ -263,13 +253,13 @@ class TimerStore:
         if is_new:
             heapq.heappush(self._slots, time_ms)
         self.waiting_count += change
-        self._changed = True
+        self.is_dirty = True
         return True
 
     def placed(self, queue_offset: int) -> None:
         """Record that messages before this offset of the topic are placed, delivered or dropped."""
         self.queue_offset = queue_offset
-        self._changed = True
+        self.is_dirty = True
 
     # ---- slots that are due ----------------------------------------------------------------------
 
@@ -289,7 +279,7 @@ class TimerStore:
 
     def _leave(self) -> None:
         self.read_time_ms = heapq.heappop(self._slots) + self.precision_ms
-        self._changed = True
+        self.is_dirty = True
 
     def due_count(self) -> int:
         """Number of messages in slots that are due."""
@@ -304,11 +294,6 @@ class TimerStore:
     # ---- to disk ---------------------------------------------------------------------------------
 
     @property
-    def is_dirty(self) -> bool:
-        """Whether there is progress that the checkpoint does not have."""
-        return self._changed
-
-    @property
     def is_rebuilding(self) -> bool:
         """Whether messages are placed again that the checkpoint counts as placed."""
         return self.queue_offset < self.placed_until
@@ -316,7 +301,7 @@ class TimerStore:
     def snapshot(self, now_ms: int, log_end: int) -> Snapshot:
         """The current progress; ``log_end`` is the end of the commit log."""
         self.advance(now_ms)
-        self._changed = False
+        self.is_dirty = False
         saved = self.checkpoint.saved
         checkpoint = TimerCheckpoint(
             last_read_time_ms=self.oldest_ms,
@@ -347,7 +332,7 @@ class TimerStore:
             if snapshot.counts is not None:
                 self._counts_saved = snapshot.counts.data_version
             return
-        self._changed = True
+        self.is_dirty = True
         for synced in snapshot.ranges:
             self.log.files.mark_unsynced(synced)
         if snapshot.wheel_range is not None:
@@ -358,11 +343,7 @@ class TimerStore:
         self.counts.load(self._config_files.load(TIMER_METRICS))
         self._counts_saved = self.counts.version
 
-    def delete_expired(self, log_min_offset: int, now: float) -> int:
-        """Delete timer log files whose messages the commit log has deleted."""
-        return self.log.delete_before(log_min_offset, now)
-
     def close(self) -> None:
         """Close the files without writing."""
         self.wheel.close()
-        self.log.close()
+        self.log.files.close()

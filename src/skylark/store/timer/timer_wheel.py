@@ -31,10 +31,6 @@ logger = logging.getLogger(__name__)
 SCAN_SLOTS: Final = 32_768  # 1 MiB
 
 
-class WheelSizeError(StoreFileError):
-    """The file cannot be this wheel."""
-
-
 class Slot(NamedTuple):
     """The messages of one precision unit."""
 
@@ -59,16 +55,6 @@ class TimerWheel:
         self.handle: FileHandle | None = None
         self._dirty: tuple[int, int] | None = None  # bytes written since the last sync began
 
-    @property
-    def exists(self) -> bool:
-        """Whether there is a file; without one all slots are empty."""
-        return self.handle is not None
-
-    @property
-    def is_dirty(self) -> bool:
-        """Whether a slot was written since the last sync began."""
-        return self._dirty is not None
-
     def open(self) -> None:
         """Open the file, if there is one; raises StoreFileError if it has another size."""
         try:
@@ -80,7 +66,7 @@ class TimerWheel:
             return
         handle.close()
         if handle.size:
-            raise WheelSizeError(
+            raise StoreFileError(
                 f"the file has {handle.size} bytes instead of {self.size}",
                 path=self.path,
                 hint="move it away: the next start rebuilds it from the timer log",

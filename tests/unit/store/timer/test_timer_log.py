@@ -80,7 +80,7 @@ def test_a_log_goes_on_where_it_was_truncated() -> None:
     files = new_disk()
     log = new_log(files)
     fill(log, 8)
-    log.close()
+    log.files.close()
     log = new_log(files)
     assert log.end == 600  # until recovery finds the end
     log.truncate(352)

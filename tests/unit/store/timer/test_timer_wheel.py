@@ -34,7 +34,7 @@ def test_where_a_slot_stands(tmp_path: Path) -> None:
 def test_a_slot_is_live_for_its_own_time_only() -> None:
     wheel = TimerWheel(DISK / "timerwheel", new_disk(), 1_000, slot_count=100)
     wheel.open()
-    assert not wheel.exists
+    assert wheel.handle is None
     wheel.prepare()
     slot = Slot(5_000, 1, 2, 3, 4)
     wheel.put(slot)
@@ -69,7 +69,7 @@ def test_a_wheel_that_does_not_fit_leaves_nothing_behind() -> None:
     assert not files.exists(DISK / "timerwheel")
     files.capacity = 1 << 30
     wheel.prepare()
-    assert wheel.exists
+    assert wheel.handle is not None
 
 
 def test_slots_that_a_failed_sync_lost_are_written_again() -> None:
@@ -80,7 +80,6 @@ def test_slots_that_a_failed_sync_lost_are_written_again() -> None:
     wheel.put(Slot(900_000, 1, 2, 3))
     dirty = wheel.begin_sync()
     assert dirty == (5 * SLOT_SIZE, 901 * SLOT_SIZE)
-    assert not wheel.is_dirty
     assert dirty is not None
     wheel.sync_failed(dirty)
     assert wheel.begin_sync() == dirty
