@@ -161,10 +161,10 @@ def _meaning(info: SettingInfo) -> str:
 def _refused_rows() -> Iterable[list[str]]:
     for info in settings(StoreConfig):
         if info.name in REFUSED_STORE:
-            accepted, reason = REFUSED_STORE[info.name]
-            yield [code(info.java), code(format_value(accepted) or "") or "none", reason]
-    for key, (accepted, reason) in sorted(REFUSED_BROKER.items()):
-        yield [code(key), code(format_value(accepted) or "") or "none", reason]
+            accepted = code(format_value(info.default) or "") or "none"
+            yield [code(info.java), accepted, REFUSED_STORE[info.name]]
+    for key, (value, reason) in sorted(REFUSED_BROKER.items()):
+        yield [code(key), code(format_value(value) or "") or "none", reason]
 
 
 def _ignored_rows() -> Iterable[list[str]]:

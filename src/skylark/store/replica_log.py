@@ -78,11 +78,10 @@ class ReplicaWait(Protocol):
 
 
 class Tail(NamedTuple):
-    """The last bytes of a log up to the end of its last record, with a checksum."""
+    """The last bytes of a log, to be compared with those of another one."""
 
-    log_offset: int
+    log_offset: int  # end of the last record
     size: int
-    crc: int
 
 
 def log_checksum(files: MappedFiles, log_offset: int, size: int) -> int | None:
@@ -318,14 +317,10 @@ class ReplicaLog:
     # ---- comparing and giving up -----------------------------------------------------------------
 
     def tail(self) -> Tail | None:
-        """The end of the last record, with a checksum to compare; None if there is no record."""
+        """The bytes to compare with the master's; None if there is no record."""
         end = self._record_end_now()
         file = self._files.find(end - 1) if end else None
-        if file is None:
-            return None
-        size = min(TAIL_SIZE, end - file.start_offset)
-        crc = log_checksum(self._files, end, size)
-        return None if crc is None else Tail(end, size, crc)
+        return None if file is None else Tail(end, min(TAIL_SIZE, end - file.start_offset))
 
     def checksum(self, log_offset: int, size: int) -> int | None:
         """CRC-32 of the bytes before an offset; None if the log does not have them."""

@@ -141,7 +141,7 @@ def await_flushes(world: Stored) -> None:
     """Let virtual time stand still while the log is being flushed, which takes real time."""
     flush = world.features.store._flush
     assert flush is not None
-    world.clock.hold_while(lambda: flush.is_running)
+    world.clock.hold_while(lambda: flush._round is not None)
 
 
 def records_of(body: bytes | None) -> list[MessageRecord]:

@@ -104,7 +104,7 @@ class DeliveryCopies:
         self._counts_version = self._config_files.load(TIMER_METRICS).data_version
         self._timer_log.files.load()
         self._own_units_end = self._timer_log.end
-        self._timer_log.close()
+        self._timer_log.files.close()
 
     def use_held_delays(self) -> None:
         """Use the held progress of the delay levels, if the log is far enough."""

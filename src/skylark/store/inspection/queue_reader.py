@@ -15,7 +15,6 @@ from skylark.store.inspection.store_directory import QueueDirectory
 from skylark.wire.layout import batch_cq_dtype, cq_dtype
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
 OPEN_FILES_MAX: Final = 64
@@ -48,7 +47,8 @@ class QueueReader:
                 piece = b""
             pieces.append(piece.ljust(length, b"\0"))
             position += length
-        return np.frombuffer(b"".join(pieces), _dtype(queue))
+        dtype = batch_cq_dtype() if queue.is_batch else cq_dtype()
+        return np.frombuffer(b"".join(pieces), dtype)
 
     def used(
         self, queue: QueueDirectory, index: int, end: int | None = None
@@ -81,7 +81,3 @@ class QueueReader:
         """Close all files."""
         while self._handles:
             self._handles.popitem()[1].close()
-
-
-def _dtype(queue: QueueDirectory) -> np.dtype[Any]:
-    return batch_cq_dtype() if queue.is_batch else cq_dtype()

@@ -78,7 +78,7 @@ def test_units_of_former_times_do_not_pass_for_the_masters(tmp_path: Path) -> No
         log_offset=0, size=1, previous_position=-1, magic=1, write_time_ms=0, delay_ms=0,
         topic_hash=0,
     )  # fmt: skip
-    log.close()
+    log.files.close()
     made = copies(tmp_path)
     made.take_checkpoint(CHECKPOINT)
     saved = saved_checkpoint(tmp_path)
