@@ -35,7 +35,7 @@ from skylark.broker.api import (
 from skylark.broker.base_features import BaseFeatures, BrokerContext, Feature, Handlers
 from skylark.broker.config import BrokerConfig
 from skylark.broker.delay.delay_levels import ScheduleService
-from skylark.broker.delay.timer_service import TimerDoor, TimerFacts, TimerService
+from skylark.broker.delay.timer_service import TimerFacts, TimerService
 from skylark.broker.groups.broadcast_offsets import BroadcastOffsets
 from skylark.broker.pull.handlers import PullHandlers
 from skylark.broker.pull.pull_checks import PullChecks
@@ -61,10 +61,9 @@ from skylark.broker.transaction.check_back import TransactionParts
 from skylark.broker.transaction.end_transaction import EndTransactionStep
 from skylark.broker.transaction.half_batches import SendHalvesRequest, SendHalvesStep
 from skylark.broker.transaction.handlers import (
-    EndHalvesHandlers,
     EndTransactionCodec,
-    ResumeHandlers,
     SendHalvesCodec,
+    TransactionHandlers,
 )
 from skylark.broker.transaction.transaction_service import TransactionService
 from skylark.core.hashing import UniqueIdGenerator
@@ -149,10 +148,9 @@ class PutFeature(Feature):
         live, clock = context.live, context.clock
         self._context, self._topics = context, topics
         self._replication = replication.service
-        door = None if timer_store is None else TimerDoor(live, timer_store, clock)
         self.writer = MessageWriter(
             storage.store,
-            Diverter(len(live.current.store.delay_levels_ms), door),
+            Diverter(live, timer_store, clock),
             stats.store_stats,
             clock,
             appended=overload.guard.appended,
@@ -244,7 +242,7 @@ class TransactionFeature(Feature):
             counts.on_committed = lambda topic, seconds: latency.labels(topic).observe(seconds)
 
     def handlers(self, services: BrokerServices) -> Sequence[Handlers]:
-        return EndHalvesHandlers(services.puts, self.service), ResumeHandlers(self.service)
+        return (TransactionHandlers(services.puts, self.service),)
 
     async def start(self) -> None:
         live, counts = self._context.live, self.service.counts

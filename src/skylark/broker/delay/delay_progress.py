@@ -29,6 +29,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from skylark.store.config_tables import DelayOffsetTable
 from skylark.wire.bodies.common_body import DataVersion
 
@@ -45,22 +47,19 @@ class Mark(NamedTuple):
     next_offset: int
 
 
-class DelayLevel:
+class DelayLevel(msgspec.Struct, eq=False):
     """The progress of one level; does no I/O."""
 
-    __slots__ = ("_log_end", "_marks", "_safe_offset", "delay_ms", "level", "listed", "next_offset")
-
-    def __init__(self, level: int, delay_ms: int | None) -> None:
-        """``delay_ms`` is None for a level that the settings do not have any more."""
-        self.level = level
-        self.delay_ms = delay_ms
-        #: Queue offset of the entry to be delivered next.
-        self.next_offset = 0
-        #: Whether the level ever had a message; only then it is in the file.
-        self.listed = False
-        self._log_end = 0
-        self._safe_offset = 0
-        self._marks: deque[Mark] = deque()
+    level: int
+    #: None for a level that the settings do not have any more.
+    delay_ms: int | None
+    #: Queue offset of the entry to be delivered next.
+    next_offset: int = 0
+    #: Whether the level ever had a message; only then it is in the file.
+    listed: bool = False
+    _log_end: int = 0
+    _safe_offset: int = 0
+    _marks: deque[Mark] = msgspec.field(default_factory=deque)
 
     @property
     def queue_id(self) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import logging
+from dataclasses import dataclass
 from typing import Final
 
 from skylark.broker.live_settings import LiveSettings
@@ -58,28 +59,20 @@ def delete_key(topic: str, text: str) -> str:
     return text if text.startswith(prefix) else prefix + text
 
 
+@dataclass(eq=False)
 class Delivery:
     """Stores the copies of timed messages; the caller repeats a failed one."""
 
-    def __init__(
-        self,
-        live: LiveSettings,
-        timer: TimerStore,
-        writer: MessageWriter,
-        stats: BrokerStats,
-        clock: TimeSource,
-    ) -> None:
-        self._live = live
-        self._timer = timer
-        self._writer = writer
-        self._store = writer.store
-        self._stats = stats
-        self._clock = clock
-        self._tried = (-1, 0)  # log offset of the message that failed last, and how often
+    _live: LiveSettings
+    _timer: TimerStore
+    _writer: MessageWriter
+    _stats: BrokerStats
+    _clock: TimeSource
+    _tried: tuple[int, int] = (-1, 0)  # log offset of the message that failed last, and how often
 
     def record(self, log_offset: int, size: int) -> MessageRecord | None:
         """The message of a unit or queue entry; None if the log does not have it."""
-        lease = self._store.log.lease(log_offset, size) if size > 0 else None
+        lease = self._writer.store.log.lease(log_offset, size) if size > 0 else None
         if lease is None:
             return None
         with lease:
@@ -136,26 +129,14 @@ class Delivery:
             topic = properties.get(names.PROPERTY_REAL_TOPIC, "")
             text = properties.get(names.PROPERTY_REAL_QID, "")
             if not topic or not text.isdecimal() or len(text) > _QUEUE_ID_DIGITS_MAX:
-                logger.warning(
-                    "dropped the timed message at log offset %s: it has no destination",
-                    record.log_offset,
-                )
-                return Outcome.DROPPED
+                return _drop(record, "it has no destination")
             if topic in NO_DESTINATIONS:
-                logger.warning(
-                    "dropped the timed message at log offset %s: %s is not allowed",
-                    record.log_offset,
-                    topic,
-                )
-                return Outcome.DROPPED
+                return _drop(record, f"{topic} is not allowed")
             queue_id = int(text)
         try:
             result = self._writer.put_own(copy_of(record, topic, queue_id), properties)
         except BrokerError as error:  # its delay level is no number
-            logger.warning(
-                "dropped the timed message at log offset %s: %s", record.log_offset, error
-            )
-            return Outcome.DROPPED
+            return _drop(record, error)
         if result.status.stored:
             self._stats.put(topic, 1, result.size, is_system=is_system_topic(topic))
             return Outcome.DELIVERED
@@ -180,3 +161,8 @@ class Delivery:
             topic, tries, status.name, log_offset,
         )  # fmt: skip
         return Outcome.DROPPED
+
+
+def _drop(record: MessageRecord, reason: object) -> Outcome:
+    logger.warning("dropped the timed message at log offset %s: %s", record.log_offset, reason)
+    return Outcome.DROPPED

@@ -41,7 +41,7 @@ from skylark.broker.live_settings import LiveSettings
 from skylark.broker.send.message_writer import MessageWriter
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.table_saver import InThread
-from skylark.core.clock import Clock, TimerHandle, TimeSource, yield_once
+from skylark.core.clock import Clock, TimerHandle, yield_once
 from skylark.core.errors import StoreError
 from skylark.core.hashing import java_hash
 from skylark.core.lifecycle import Tasks
@@ -77,25 +77,6 @@ class TimerFacts(msgspec.Struct, frozen=True, kw_only=True):
     congest_count: int = 0
     enqueue_tps: float = 0.0
     dequeue_tps: float = 0.0
-
-
-class TimerDoor:
-    """The part of the timer that a send uses (``message_policy.Timers``)."""
-
-    def __init__(self, live: LiveSettings, timer: TimerStore, clock: TimeSource) -> None:
-        self._live = live
-        self._timer = timer
-        self.precision_ms = timer.precision_ms
-        self.now_ms = clock.now_ms
-
-    @property
-    def delay_max_ms(self) -> int:
-        return self._live.current.timer_max_delay_sec * 1_000
-
-    def is_full(self, slot_time_ms: int) -> bool:
-        """Java refuses some messages already when a slot is over the limit, and all at twice it."""
-        limit = self._live.current.timer_congest_num_each_slot
-        return self._timer.slot_count_at(slot_time_ms) > limit
 
 
 class Rate:
@@ -413,22 +394,17 @@ class TimerService:
         return self._store.log.files.flushed_where >= snapshot.log_end
 
     async def _flush_now(self, snapshot: Snapshot) -> None:
-        try:
-            await self._write(snapshot)
-        except StoreFileError as error:
-            logger.warning("cannot save the state of the timer: %s", error)
-        self._is_flushing = False
-        self._flush_later()
-
-    async def _write(self, snapshot: Snapshot) -> None:
         timer = self.timer
         timer.begin_write(snapshot)
         try:
             await self._in_thread(timer.write, snapshot)
         except StoreFileError as error:
             timer.end_write(snapshot, error)
-            raise
-        timer.end_write(snapshot)
+            logger.warning("cannot save the state of the timer: %s", error)
+        else:
+            timer.end_write(snapshot)
+        self._is_flushing = False
+        self._flush_later()
 
     def _delete_expired(self) -> None:
         """Delete timer log files whose messages are deleted; repeats while there are several."""

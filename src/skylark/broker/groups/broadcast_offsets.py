@@ -16,6 +16,7 @@ Only what is committed survives a restart. Counterpart of Java's ``BroadcastOffs
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -44,28 +45,20 @@ class _Client(msgspec.Struct, eq=False):
     offsets: dict[int, int] = {}  # by queue
 
 
+@dataclass(eq=False)
 class BroadcastOffsets:
     """The broadcast consumers of one broker."""
 
-    def __init__(
-        self,
-        live: LiveSettings,
-        consumers: ConsumerTable,
-        offsets: OffsetTable,
-        store: MessageStore,
-        clock: Clock,
-        *,
-        count_max: int = CLIENT_COUNT_MAX,
-    ) -> None:
-        self._live = live
-        self._consumers = consumers
-        self._offsets = offsets
-        self._clock = clock
-        self._store = store
-        self._count_max = count_max
-        self._clients: dict[tuple[str, str], dict[str, _Client]] = {}  # (topic, group) -> id
-        self._count = 0
-        self._sweep_at_ms = 0
+    _live: LiveSettings
+    _consumers: ConsumerTable
+    _offsets: OffsetTable
+    _store: MessageStore
+    _clock: Clock
+    count_max: int = CLIENT_COUNT_MAX
+    #: (topic, group) -> client id -> its offsets
+    _clients: dict[tuple[str, str], dict[str, _Client]] = field(default_factory=dict)
+    _count: int = 0
+    _sweep_at_ms: int = 0
 
     def __len__(self) -> int:
         return self._count
@@ -108,7 +101,7 @@ class BroadcastOffsets:
         clients = self._clients.setdefault((header.topic, header.consumer_group), {})
         from_proxy = header.request_source == FROM_PROXY
         client = clients.get(client_id)
-        if client is None and self._count < self._count_max:
+        if client is None and self._count < self.count_max:
             client = clients[client_id] = _Client(now_ms, from_proxy)
             self._count += 1
         if client is not None:

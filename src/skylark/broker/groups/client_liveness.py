@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -40,30 +41,23 @@ logger = logging.getLogger(__name__)
 SCAN_INTERVAL_S: Final = 10.0
 
 
+@dataclass(eq=False)
 class ClientLiveness:
     """Watches the clients of a broker, from ``start`` to ``stop``.
 
     Stop it before the servers, so that connections which the broker itself closes cause no notices.
     """
 
-    def __init__(
-        self,
-        consumers: ConsumerTable,
-        producers: ProducerTable,
-        locks: QueueLocks,
-        filters: ConsumerFilterTable,
-        clock: Clock,
-    ) -> None:
-        self._consumers = consumers
-        self._producers = producers
-        self._locks = locks
-        self._filters = filters
-        self._clock = clock
-        self._is_running = False
-        self._watched: set[Peer] = set()
-        self._scan_timer: TimerHandle | None = None
-        self._notice_timer: TimerHandle | None = None
-        self._notice_due_ms = 0
+    _consumers: ConsumerTable
+    _producers: ProducerTable
+    _locks: QueueLocks
+    _filters: ConsumerFilterTable
+    _clock: Clock
+    _is_running: bool = False
+    _watched: set[Peer] = field(default_factory=set)
+    _scan_timer: TimerHandle | None = None
+    _notice_timer: TimerHandle | None = None
+    _notice_due_ms: int = 0
 
     async def start(self) -> None:
         self._is_running = True
@@ -127,7 +121,7 @@ class ClientLiveness:
 
     def _arm(self) -> None:
         now_ms = self._clock.steady_ms()
-        due_ms = self._consumers.next_notice_ms(now_ms)
+        due_ms = self._consumers.notices.next_due()
         if due_ms is None:
             return
         if self._notice_timer is not None:

@@ -18,6 +18,7 @@ a part of ``ConsumerManageProcessor``.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from skylark.broker.api import Peer
@@ -47,28 +48,18 @@ from skylark.wire.headers.client_header import HeartbeatResponseHeader
 TAG_TYPES: Final = (None, "", "TAG")
 
 
+@dataclass(eq=False)
 class ClientService:
     """Registers clients in their groups."""
 
-    def __init__(
-        self,
-        live: LiveSettings,
-        topics: TopicTable,
-        groups: GroupTable,
-        consumers: ConsumerTable,
-        producers: ProducerTable,
-        filters: ConsumerFilterTable,
-        liveness: ClientLiveness,
-        clock: Clock,
-    ) -> None:
-        self._live = live
-        self._topics = topics
-        self._groups = groups
-        self._consumers = consumers
-        self._producers = producers
-        self._filters = filters
-        self._liveness = liveness
-        self._clock = clock
+    _live: LiveSettings
+    _topics: TopicTable
+    _groups: GroupTable
+    _consumers: ConsumerTable
+    _producers: ProducerTable
+    _filters: ConsumerFilterTable
+    _liveness: ClientLiveness
+    _clock: Clock
 
     def heartbeat(
         self, peer: Peer, heartbeat: HeartbeatData, *, language: str | int | None, version: int

@@ -12,7 +12,7 @@ Three maps, each by ``topic@group`` and queue:
 
 **A new group on a young topic** starts at the first message, also if its ``consumeFromWhere``
 says otherwise: a query for an offset that was never committed is answered with 0 while the queue
-still has its first message and that message is in memory (:meth:`OffsetTable.query`).
+still has its first message and that message is in memory (:meth:`OffsetService.committed`).
 
 Pending resets are lost with the process, as in Java; the committed offset was set along with them.
 The other maps are written to disk every few seconds. The version rises every 500 commits, by which
@@ -29,8 +29,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from skylark.broker.api import Peer
 from skylark.broker.groups.subscription_groups import GroupTable
@@ -47,6 +46,7 @@ from skylark.core.errors import (
 from skylark.store import config_tables
 from skylark.store.config_tables import TOPIC_GROUP_SEPARATOR
 from skylark.store.consume_queue import Boundary
+from skylark.store.message_reader import Reader
 from skylark.store.message_store import MessageStore
 from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.slave_sync_body import ConsumerOffsetSerializeWrapper
@@ -62,19 +62,6 @@ NOT_FOUND_NO_ZERO: Final = "Not found, do not set to zero, maybe this group boot
 RESET_REMARK: Final = "Offset has been previously reset"
 
 Offsets = dict[int, int]  # by queue
-
-
-class Queues(Protocol):
-    """The offsets of the queues in the store; unknown queues are empty."""
-
-    def min_offset(self, topic: str, queue_id: int) -> int:
-        """The first offset that can be read."""
-
-    def max_offset(self, topic: str, queue_id: int) -> int:
-        """The offset of the next message to come."""
-
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The first message stored at this time or later."""
 
 
 class OffsetTable:
@@ -111,19 +98,6 @@ class OffsetTable:
             self.version = self.version.next(self._clock.now_ms())
             self.change_count += 1
 
-    def commit_of_client(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """UPDATE_CONSUMER_OFFSET (15); False: ignored, because a reset is pending."""
-        if self.has_reset(group, topic, queue_id):
-            logger.info(
-                "ignored a commit of %s by %s, queue %s: reset pending",
-                topic,
-                group,
-                queue_id,
-            )
-            return False
-        self.commit(group, topic, queue_id, offset)
-        return True
-
     def commit_pulled(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Remember where the last pull ended."""
         key = f"{topic}@{group}"
@@ -148,29 +122,6 @@ class OffsetTable:
                 return reset
         offsets = self._committed.get(key)
         return -1 if offsets is None else offsets.get(queue_id, -1)
-
-    def query(
-        self,
-        group: str,
-        topic: str,
-        queue_id: int,
-        *,
-        set_zero_if_not_found: bool | None,
-        starts_in_memory: Callable[[], bool],
-    ) -> int:
-        """QUERY_CONSUMER_OFFSET (14); raises QueryNotFoundError (22).
-
-        ``starts_in_memory`` says whether the queue's minimum is 0 (or less), and its first message
-        exists and is in memory. It is called only for a group without an offset.
-        """
-        offset = self.get(group, topic, queue_id)
-        if offset >= 0:
-            return offset
-        if set_zero_if_not_found is False:
-            raise QueryNotFoundError(NOT_FOUND_NO_ZERO)
-        if starts_in_memory():
-            return 0
-        raise QueryNotFoundError(NOT_FOUND)
 
     def get_pulled(self, group: str, topic: str, queue_id: int) -> int:
         """The end of the last pull, else as :meth:`get`."""
@@ -200,7 +151,7 @@ class OffsetTable:
         """The same, of groups only."""
         return (pair for pair in self.pairs() if TOPIC_GROUP_SEPARATOR not in pair[1])
 
-    def smallest(self, topic: str, queues: Queues, without: Collection[str] = ()) -> Offsets:
+    def smallest(self, topic: str, queues: Reader, without: Collection[str] = ()) -> Offsets:
         """Per queue the smallest offset of all groups that is still in the queue (308).
 
         Java *deletes* the offsets of the groups in ``without``; here they are only skipped.
@@ -338,13 +289,14 @@ class OffsetService:
         set_zero_if_not_found: bool | None = None,
     ) -> int:
         """The offset that a group has committed; raises BrokerError (22) if there is none."""
-        return self._offsets.query(
-            group,
-            topic,
-            queue_id,
-            set_zero_if_not_found=set_zero_if_not_found,
-            starts_in_memory=partial(self._starts_in_memory, topic, queue_id),
-        )
+        offset = self._offsets.get(group, topic, queue_id)
+        if offset >= 0:
+            return offset
+        if set_zero_if_not_found is False:
+            raise QueryNotFoundError(NOT_FOUND_NO_ZERO)
+        if not self._starts_in_memory(topic, queue_id):
+            raise QueryNotFoundError(NOT_FOUND)
+        return 0
 
     def _starts_in_memory(self, topic: str, queue_id: int) -> bool:
         queue = self._store.queues.get(topic, queue_id)
@@ -365,7 +317,13 @@ class OffsetService:
             raise InvalidParameterError(f"QueueId is null, topic is {topic}")
         if offset is None:
             raise InvalidParameterError(f"Offset is null, topic is {topic}")
-        return self._offsets.commit_of_client(group, topic, queue_id, offset)
+        if self._offsets.has_reset(group, topic, queue_id):
+            logger.info(
+                "ignored a commit of %s by %s, queue %s: reset pending", topic, group, queue_id
+            )
+            return False
+        self._offsets.commit(group, topic, queue_id, offset)
+        return True
 
     def min_offset(self, _peer: Peer, topic: str, queue_id: int) -> int:
         """The first offset that can be read."""
@@ -396,7 +354,7 @@ def reset_targets(
     offset: int | None,
     timestamp_ms: int,
     queue_count: int,
-    queues: Queues,
+    queues: Reader,
 ) -> Offsets:
     """The new offsets of a reset (222): of one queue (``queue_id`` >= 0) or of all readable ones.
 

@@ -192,9 +192,6 @@ class ChangeNotices:
       collected; the shortest time between two rounds is one millisecond per member, at most
       :data:`DELAY_MS_MAX`. A large group thus gets about one notice per millisecond.
     * With ``realTimeNotifyConsumerChange=false`` all changes are collected for ``batch_ms``.
-
-    If the clock seems to have been set back, a notice that is due later than any wait allows is
-    due now.
     """
 
     def __init__(self, *, batch_ms: int = 0) -> None:
@@ -202,10 +199,6 @@ class ChangeNotices:
         self._notified_ms: dict[str, int] = {}  # the last round of each large group
         self._due_ms: dict[str, int] = {}  # groups with collected changes
         self._heap: list[tuple[int, str]] = []  # entries that differ from _due_ms are stale
-
-    @property
-    def _delay_ms_max(self) -> int:
-        return max(self.batch_ms, DELAY_MS_MAX)
 
     def changed(self, group: str, member_count: int, now_ms: int) -> bool:
         """Record a change; whether to notify the members now."""
@@ -219,7 +212,7 @@ class ChangeNotices:
             return False
         notified_ms = self._notified_ms.get(group)
         pause_ms = min(member_count, DELAY_MS_MAX)
-        if notified_ms is None or not 0 <= now_ms - notified_ms < pause_ms:
+        if notified_ms is None or now_ms - notified_ms >= pause_ms:
             self._notified_ms[group] = now_ms
             return True
         self._save(group, notified_ms + pause_ms)
@@ -235,16 +228,16 @@ class ChangeNotices:
         self._due_ms.pop(group, None)
         self._notified_ms.pop(group, None)
 
-    def next_due(self, now_ms: int) -> int | None:
+    def next_due(self) -> int | None:
         """When :meth:`take_due` will next return a group; None while there is nothing."""
         self._drop_stale()
-        return min(self._heap[0][0], now_ms + self._delay_ms_max) if self._heap else None
+        return self._heap[0][0] if self._heap else None
 
     def take_due(self, now_ms: int) -> list[str]:
         """The groups to notify now."""
         groups = []
         self._drop_stale()
-        while self._heap and not now_ms < self._heap[0][0] <= now_ms + self._delay_ms_max:
+        while self._heap and self._heap[0][0] <= now_ms:
             _, group = heapq.heappop(self._heap)
             del self._due_ms[group]
             if not self.batch_ms:
@@ -342,10 +335,6 @@ class ConsumerTable:
                     member.last_update_ms = now_ms
 
     # --- collected notices ------------------------------------------------------------------------
-
-    def next_notice_ms(self, now_ms: int) -> int | None:
-        """When to call :meth:`due_notices`; changes with every event."""
-        return self.notices.next_due(now_ms)
 
     def due_notices(self, now_ms: int) -> list[GroupNotice]:
         """Notices whose time has come."""

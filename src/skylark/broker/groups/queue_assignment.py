@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from skylark.broker.api import Peer
@@ -70,27 +71,17 @@ def allocate(
     return share(sorted(queues), len(names), names.index(member))
 
 
+@dataclass(eq=False)
 class AssignmentService:
     """Which queues a client consumes (400), and how its group gets the messages (401)."""
 
-    def __init__(
-        self,
-        live: LiveSettings,
-        topics: TopicTable,
-        groups: GroupTable,
-        consumers: ConsumerTable,
-        modes: RequestModes,
-        routes: TopicRoutes,
-        *,
-        modes_saved: SavedTable[config_tables.MessageRequestModeTable],
-    ) -> None:
-        self._live = live
-        self._topics = topics
-        self._groups = groups
-        self._consumers = consumers
-        self._modes = modes
-        self._routes = routes
-        self._modes_saved = modes_saved
+    _live: LiveSettings
+    _topics: TopicTable
+    _groups: GroupTable
+    _consumers: ConsumerTable
+    _modes: RequestModes
+    _routes: TopicRoutes
+    modes_saved: SavedTable[config_tables.MessageRequestModeTable]
 
     async def assign(self, question: QueryAssignmentRequestBody) -> list[MessageQueue] | None:
         """The queues of a client; None, if they cannot be determined: it keeps what it has.
@@ -120,5 +111,5 @@ class AssignmentService:
         logger.info(
             "%r set that group %s gets the messages of %s by %s", peer, group, topic, mode.mode
         )
-        self._modes_saved.mark()
-        await until_saved(self._modes_saved)
+        self.modes_saved.mark()
+        await until_saved(self.modes_saved)

@@ -36,19 +36,12 @@ from skylark.core.errors import BrokerError, InvalidParameterError
 from skylark.core.subscribers import Subscribers
 from skylark.store import config_tables
 from skylark.wire.bodies.common_body import DataVersion
-from skylark.wire.bodies.config import (
-    CustomizedRetryPolicy,
-    ExponentialRetryPolicy,
-    GroupRetryPolicy,
-    GroupRetryPolicyType,
-    SubscriptionGroupConfig,
-)
+from skylark.wire.bodies.config import SubscriptionGroupConfig
 from skylark.wire.bodies.slave_sync_body import SubscriptionGroupWrapper
 
 logger = logging.getLogger(__name__)
 
 _READ_BAN: Final = 1 << 2
-_EXPONENT_MAX: Final = 32
 
 
 class GroupTable:
@@ -226,18 +219,3 @@ class GroupTable:
         for _ in range(steps):
             self.version = self.version.next(self._clock.now_ms())
         self.changes.publish(self.version)
-
-
-def next_delay_ms(config: SubscriptionGroupConfig, reconsume_times: int) -> int:
-    """The retry delay of a message that failed ``reconsume_times + 1`` times (its group's policy).
-
-    Proxies and POP clients use it; CONSUMER_SEND_MSG_BACK uses delay levels instead.
-    """
-    policy = config.group_retry_policy or GroupRetryPolicy()
-    times = max(0, reconsume_times)
-    if policy.type is GroupRetryPolicyType.EXPONENTIAL:
-        growing = policy.exponential_retry_policy or ExponentialRetryPolicy()
-        factor: int = growing.multiplier ** min(times, _EXPONENT_MAX)
-        return max(0, min(growing.max, growing.initial * factor))
-    listed = (policy.customized_retry_policy or CustomizedRetryPolicy()).next
-    return listed[min(times + 2, len(listed) - 1)] if listed else 0

@@ -30,13 +30,16 @@ Counterpart of ``HookUtils.handleScheduleMessage``, ``transformDelayLevelMessage
 from __future__ import annotations
 
 import re
-from typing import Final, Protocol
+from typing import Final
 
 from skylark.broker.config import BrokerConfig
+from skylark.broker.live_settings import LiveSettings
+from skylark.core.clock import TimeSource
 from skylark.core.errors import BrokerError, broker_error
 from skylark.core.names import SCHEDULE_TOPIC, SEND_FORBIDDEN_TOPICS, TIMER_TOPIC
 from skylark.store.commit_log import Draft
 from skylark.store.store_results import PutStatus
+from skylark.store.timer.timer_store import TimerStore
 from skylark.wire import properties as names
 from skylark.wire.layout import (
     FLAG_TRANSACTION_COMMIT,
@@ -235,31 +238,15 @@ def slot_time(deliver_ms: int, precision_ms: int) -> int:
     return (deliver_ms - 1) // precision_ms * precision_ms
 
 
-class Timers(Protocol):
-    """The properties of the timer that a timed message depends on."""
-
-    @property
-    def precision_ms(self) -> int:
-        """Width of a slot."""
-
-    @property
-    def delay_max_ms(self) -> int:
-        """The longest accepted delay."""
-
-    def now_ms(self) -> int:
-        """Wall time."""
-
-    def is_full(self, slot_time_ms: int) -> bool:
-        """Whether a slot accepts no more messages."""
-
-
 class Diverter:
     """Redirects delayed and timed messages to the schedule topic and the timer topic."""
 
-    def __init__(self, level_count: int, timers: Timers | None = None) -> None:
-        """Refuses timed messages if ``timers`` is None."""
-        self._level_count = level_count
-        self._timers = timers
+    def __init__(self, live: LiveSettings, timer: TimerStore | None, clock: TimeSource) -> None:
+        """Refuses timed messages if ``timer`` is None."""
+        self._live = live
+        self._level_count = len(live.current.store.delay_levels_ms)
+        self._timer = timer
+        self._clock = clock
 
     def divert(self, draft: Draft, properties: dict[str, str]) -> PutStatus | None:
         """Change both arguments for a delayed or timed message; returns a status to refuse it."""
@@ -287,19 +274,20 @@ class Diverter:
         return None
 
     def _divert_to_timer(self, draft: Draft, properties: dict[str, str]) -> PutStatus | None:
-        timers = self._timers
-        if timers is None:
+        config, timer = self._live.current, self._timer
+        if timer is None:
             return PutStatus.WHEEL_TIMER_NOT_ENABLE
-        now_ms = timers.now_ms()
+        now_ms = self._clock.now_ms()
         deliver_ms = _deliver_time(properties, now_ms)
-        if deliver_ms is None or deliver_ms - now_ms > timers.delay_max_ms:
+        if deliver_ms is None or deliver_ms - now_ms > config.timer_max_delay_sec * 1_000:
             return PutStatus.WHEEL_TIMER_MSG_ILLEGAL
         if deliver_ms <= now_ms:
             if names.PROPERTY_TIMER_DEL_UNIQKEY in properties:
                 return PutStatus.WHEEL_TIMER_MSG_ILLEGAL  # its target is delivered already
             return None
-        slot_time_ms = slot_time(deliver_ms, timers.precision_ms)
-        if timers.is_full(slot_time_ms):
+        slot_time_ms = slot_time(deliver_ms, timer.precision_ms)
+        # Java refuses some messages already at the limit, and all at twice the limit.
+        if timer.slot_count_at(slot_time_ms) > config.timer_congest_num_each_slot:
             return PutStatus.WHEEL_TIMER_FLOW_CONTROL
         properties[names.PROPERTY_TIMER_OUT_MS] = str(slot_time_ms)
         properties[names.PROPERTY_REAL_TOPIC] = draft.topic

@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple, NoReturn
 
 from skylark.broker.api import (
@@ -119,24 +120,16 @@ class RecallHandlers:
         return response_to(command, ResponseCode.SUCCESS, ext=ext | encode_ext(header))
 
 
+@dataclass(eq=False)
 class RecallStep:
     """The part of the pipeline that is about recalls: stores the recall marks."""
 
-    def __init__(
-        self,
-        live: LiveSettings,
-        writer: MessageWriter,
-        topics: TopicTable,
-        stats: BrokerStats,
-        durability: Durability,
-        clock: TimeSource,
-    ) -> None:
-        self._live = live
-        self._writer = writer
-        self._topics = topics
-        self._stats = stats
-        self._durability = durability
-        self._clock = clock
+    _live: LiveSettings
+    _writer: MessageWriter
+    _topics: TopicTable
+    _stats: BrokerStats
+    _durability: Durability
+    _clock: TimeSource
 
     def draft(self, peer: Peer, request: RecallRequest) -> Draft:
         """The mark to be stored; raises BrokerError."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -113,27 +114,18 @@ class ReplyDraft(SendDraft, gc=False):
     replier: str = ""
 
 
+@dataclass(eq=False)
 class ReplyStep:
     """The part of the pipeline that is about replies: stores them, and sends them on."""
 
-    def __init__(
-        self,
-        checks: SendChecks,
-        durability: Durability,
-        writer: MessageWriter,
-        topics: TopicTable,
-        producers: ProducerTable,
-        stats: BrokerStats,
-        clock: TimeSource,
-    ) -> None:
-        self._checks = checks
-        self._durability = durability
-        self._writer = writer
-        self._topics = topics
-        self._producers = producers
-        self._stats = stats
-        self._clock = clock
-        self._deliveries: set[asyncio.Task[ReplyResult]] = set()
+    _checks: SendChecks
+    _durability: Durability
+    _writer: MessageWriter
+    _topics: TopicTable
+    _producers: ProducerTable
+    _stats: BrokerStats
+    _clock: TimeSource
+    _deliveries: set[asyncio.Task[ReplyResult]] = field(default_factory=set)
 
     # --- to the store -----------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ The queues of a retry topic are taken in turn; Java draws one at random. Counter
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, TypeAlias
 
@@ -47,6 +47,7 @@ from skylark.broker.send.message_writer import MessageWriter, copy_of
 from skylark.broker.send.own_copies import NEVER_STORED
 from skylark.broker.send.put_outcome import Durability
 from skylark.broker.send.put_pipeline import Done
+from skylark.broker.send.send_checks import OnDeadLetter
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.errors import (
@@ -71,8 +72,6 @@ from skylark.wire.headers.send import ConsumerSendMsgBackRequestHeader
 from skylark.wire.layout import FLAG_INNER_BATCH
 from skylark.wire.message import MessageRecord, RecordError, decode_record
 
-#: Called for each dead letter, with the group and the topic that the message was first sent to.
-OnDeadLetter = Callable[[str, str], None]
 _RETRY_TOPIC: Final = names.PROPERTY_RETRY_TOPIC.encode()
 Outcome: TypeAlias = SendBackResult | Pending[SendBackResult]
 
@@ -95,28 +94,18 @@ class SendBackHandlers:
         return success(command)
 
 
+@dataclass(eq=False)
 class SendBackStep:
     """The part of the pipeline that is about messages which consumers give back."""
 
-    def __init__(
-        self,
-        live: LiveSettings,
-        writer: MessageWriter,
-        topics: TopicTable,
-        groups: GroupTable,
-        stats: BrokerStats,
-        durability: Durability,
-        *,
-        on_dead_letter: OnDeadLetter | None = None,
-    ) -> None:
-        self._live = live
-        self._writer = writer
-        self._topics = topics
-        self._groups = groups
-        self._stats = stats
-        self._durability = durability
-        self._on_dead_letter = on_dead_letter
-        self._turns = count()
+    _live: LiveSettings
+    _writer: MessageWriter
+    _topics: TopicTable
+    _groups: GroupTable
+    _stats: BrokerStats
+    _durability: Durability
+    on_dead_letter: OnDeadLetter | None = None
+    _turns: count[int] = field(default_factory=count)
 
     # --- from request to draft --------------------------------------------------------------------
 
@@ -221,8 +210,8 @@ class SendBackStep:
             put.count += 1
             put.size += result.size
             put.times += 1
-        if is_dead and self._on_dead_letter is not None:
-            self._on_dead_letter(group, origin_topic)
+        if is_dead and self.on_dead_letter is not None:
+            self.on_dead_letter(group, origin_topic)
 
 
 def _properties_of_copy(record: MessageRecord) -> dict[str, str]:

@@ -14,6 +14,7 @@ Counterpart of ``AbstractSendMessageProcessor.msgCheck`` and ``buildMsgContext``
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import count
 from typing import Final
@@ -46,6 +47,9 @@ from skylark.wire.headers.send import (
     SendMessageRequestHeaderV2,
 )
 from skylark.wire.layout import FLAG_MULTI_TAGS
+
+#: Called for each dead letter with its group and the topic that it was first sent to.
+OnDeadLetter = Callable[[str, str], None]
 
 SENDABLE_MAX: Final = 10_000  # cached names of valid topics
 _LONG_NAMES: Final = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE})

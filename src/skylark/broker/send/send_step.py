@@ -31,6 +31,7 @@ Counterpart of ``SendMessageProcessor`` and ``AbstractSendMessageProcessor``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from skylark.broker.api import Peer, Pending, SendRequest, SendResult
@@ -49,7 +50,7 @@ from skylark.broker.send.message_policy import (
 from skylark.broker.send.message_writer import MessageWriter
 from skylark.broker.send.put_outcome import Durability, waits_for_durability
 from skylark.broker.send.recall import recall_handle
-from skylark.broker.send.send_checks import Extra, SendChecks, SendDraft
+from skylark.broker.send.send_checks import Extra, OnDeadLetter, SendChecks, SendDraft
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.topics.attributes import CLEANUP_POLICY, QUEUE_TYPE
 from skylark.broker.topics.topic_table import TopicTable
@@ -81,9 +82,6 @@ _SUCCESS: Final = int(PutStatus.PUT_OK.code)
 _HALF_ITEM: Final = f"{names.PROPERTY_TRAN_MSG}\x01true\x02"
 #: Attributes of a topic that restrict the messages it accepts.
 _PUT_ATTRIBUTES: Final = ((CLEANUP_POLICY, "COMPACTION"), (QUEUE_TYPE, "BatchCQ"))
-
-#: Called for each dead letter with its group and the topic that it was first sent to.
-OnDeadLetter = Callable[[str, str], None]
 
 
 class SendStep:
@@ -312,24 +310,15 @@ class SendStep:
         return self._durability.when_durable(result, outcome, wait=wait)
 
 
+@dataclass(eq=False)
 class RetryChecks:
     """Decides which messages to retry topics become dead letters."""
 
-    def __init__(
-        self,
-        groups: GroupTable,
-        topics: TopicTable,
-        locks: QueueLocks,
-        *,
-        steady_ms: Callable[[], int],
-        on_dead_letter: OnDeadLetter | None = None,
-    ) -> None:
-        """``steady_ms`` is the clock of the queue locks (see ``client_liveness``)."""
-        self._groups = groups
-        self._topics = topics
-        self._locks = locks
-        self._steady_ms = steady_ms
-        self.on_dead_letter = on_dead_letter
+    _groups: GroupTable
+    _topics: TopicTable
+    _locks: QueueLocks
+    steady_ms: Callable[[], int]  # the clock of the queue locks (see ``client_liveness``)
+    on_dead_letter: OnDeadLetter | None = None
 
     def divert_dead_letter(
         self, request: SendRequest, draft: SendDraft, properties: dict[str, str]
@@ -343,7 +332,7 @@ class RetryChecks:
         times_max = group.retry_max_times
         if request.version >= V3_4_9 and header.max_reconsume_times is not None:
             times_max = header.max_reconsume_times
-        is_ordered = self._locks.holds_any(name, self._steady_ms())
+        is_ordered = self._locks.holds_any(name, self.steady_ms())
         if decide_retry(draft.reconsume_times, times_max, is_ordered=is_ordered).is_dead:
             properties[names.PROPERTY_DELAY] = "-1"
             draft.topic, draft.queue_id = dlq_topic(name), 0

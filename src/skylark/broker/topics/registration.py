@@ -25,24 +25,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
 from itertools import islice
-from typing import Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
 from skylark.broker.config import MASTER_ID, BrokerConfig
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.topics.registration_plan import Announcement, RegistrationPlan
-from skylark.broker.topics.topic_table import TopicChange
+from skylark.broker.topics.topic_table import TopicChange, TopicTable
 from skylark.core.clock import Clock, TimerHandle
 from skylark.core.errors import SkylarkError, broker_error
 from skylark.core.lifecycle import Tasks
 from skylark.core.names import ADDRESS_COUNT_MAX
 from skylark.core.subscribers import Subscribers
 from skylark.net.client import RemotingClient
-from skylark.wire.bodies.common_body import DataVersion, KVTable
+from skylark.wire.bodies.common_body import KVTable
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.register import (
     RegisterBrokerBody,
@@ -70,24 +70,6 @@ SINGLE_TOPIC_TIMEOUT_S: Final = 3.0
 TOPICS_PER_REQUEST_MAX: Final = 20_000
 
 
-class TopicSource(Protocol):
-    """The part of the topic table that registration uses."""
-
-    @property
-    def version(self) -> DataVersion: ...
-
-    def registration(
-        self, topics: Iterable[TopicConfig] | None = None
-    ) -> TopicConfigAndMappingSerializeWrapper:
-        """These topics or all, with the permissions to be announced and the current version."""
-
-    @property
-    def changes(self) -> Subscribers[TopicChange]: ...
-
-    def apply_order_table(self, table: Mapping[str, str]) -> bool:
-        """Mark topics as ordered; whether any was not."""
-
-
 class MasterAddress(msgspec.Struct, frozen=True):
     """The addresses of the master of a slave."""
 
@@ -101,7 +83,7 @@ class Registration:
     def __init__(
         self,
         live: LiveSettings,
-        topics: TopicSource,
+        topics: TopicTable,
         client: RemotingClient,
         clock: Clock,
     ) -> None:
@@ -258,11 +240,8 @@ class Registration:
 
     async def _register(self, address: str, config: BrokerConfig, body: bytes) -> None:
         header = headers.RegisterBrokerRequestHeader(
-            broker_name=config.broker_name,
-            broker_addr=config.broker_addr,
-            cluster_name=config.broker_cluster_name,
+            **_identity(config),
             ha_server_addr=config.ha_server_addr,
-            broker_id=config.broker_id,
             enable_acting_master=False,
             compressed=config.compressed_register,
             body_crc32=register_body_crc(body),
@@ -300,12 +279,7 @@ class Registration:
 
         False if it does not answer: then the whole table is sent.
         """
-        header = headers.BrokerRequestHeader(
-            broker_name=config.broker_name,
-            broker_addr=config.broker_addr,
-            cluster_name=config.broker_cluster_name,
-            broker_id=config.broker_id,
-        )
+        header = headers.BrokerRequestHeader(**_identity(config))
         request = Command(
             code=RequestCode.QUERY_DATA_VERSION,
             ext=encode_ext(header),
@@ -333,12 +307,7 @@ class Registration:
 
     async def _unregister(self, address: str) -> None:
         config = self._live.current
-        header = headers.BrokerRequestHeader(
-            broker_name=config.broker_name,
-            broker_addr=config.broker_addr,
-            cluster_name=config.broker_cluster_name,
-            broker_id=config.broker_id,
-        )
+        header = headers.BrokerRequestHeader(**_identity(config))
         request = Command(code=RequestCode.UNREGISTER_BROKER, ext=encode_ext(header))
         try:
             await self._call(address, request, UNREGISTER_TIMEOUT_S)
@@ -375,14 +344,21 @@ class Registration:
         self, address: str, succeeded: bool, changed: bool, error: SkylarkError | None
     ) -> None:
         if succeeded:
-            logger.log(
-                logging.INFO if changed else logging.DEBUG,
-                "registered with name server %s",
-                address,
-            )
+            level = logging.INFO if changed else logging.DEBUG
+            logger.log(level, "registered with name server %s", address)
         elif error is not None:
             level = logging.WARNING if changed else logging.DEBUG
             logger.log(level, "cannot register with name server %s, will retry: %s", address, error)
+
+
+def _identity(config: BrokerConfig) -> dict[str, Any]:
+    """The header fields by which a name server knows this broker."""
+    return {
+        "broker_name": config.broker_name,
+        "broker_addr": config.broker_addr,
+        "cluster_name": config.broker_cluster_name,
+        "broker_id": config.broker_id,
+    }
 
 
 def _encode(content: TopicConfigAndMappingSerializeWrapper, config: BrokerConfig) -> list[bytes]:

@@ -18,7 +18,7 @@ import logging
 from typing import Final
 
 from skylark.broker.live_settings import LiveSettings
-from skylark.broker.topics.topic_table import TopicTable
+from skylark.broker.topics.topic_table import QUEUE_COUNT_MAX, TopicTable
 from skylark.core.clock import TimeSource
 from skylark.core.errors import RemoteProtocolError, TransportError
 from skylark.core.names import is_retry_topic
@@ -36,8 +36,6 @@ logger = logging.getLogger(__name__)
 CALL_TIMEOUT_S: Final = 3.0
 RETRY_S: Final = 1.0
 TOPIC_COUNT_MAX: Final = 10_000
-#: Most queues of one topic on one broker; a route with more is cut.
-QUEUE_COUNT_MAX: Final = 65_536
 
 
 class _CachedRoute:
@@ -119,5 +117,5 @@ def _read_queues(topic: str, datas: list[QueueData]) -> list[MessageQueue]:
         MessageQueue(topic=topic, broker_name=data.broker_name, queue_id=queue_id)
         for data in datas
         if data.perm & Perm.READ
-        for queue_id in range(min(data.read_queue_nums, QUEUE_COUNT_MAX))
+        for queue_id in range(min(data.read_queue_nums, QUEUE_COUNT_MAX))  # a longer route is cut
     )

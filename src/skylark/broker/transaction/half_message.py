@@ -26,7 +26,7 @@ Counterpart of ``TransactionalMessageBridge`` and ``EndTransactionProcessor.endM
 from __future__ import annotations
 
 import contextlib
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -127,23 +127,6 @@ def final_properties(raw: bytes) -> bytes:
     return raw
 
 
-class HalfSource(Protocol):
-    """A half message: its draft, or its record in the log."""
-
-    @property
-    def body(self) -> bytes: ...
-    @property
-    def flag(self) -> int: ...
-    @property
-    def sys_flag(self) -> int: ...
-    @property
-    def born_timestamp(self) -> int: ...
-    @property
-    def born_host(self) -> bytes: ...
-    @property
-    def reconsume_times(self) -> int: ...
-
-
 class FinalDraft(Draft, gc=False):
     """Draft of a final message, with the offsets of its half message."""
 
@@ -156,10 +139,11 @@ class FinalDraft(Draft, gc=False):
 
 
 def final_draft(
-    half: HalfSource, properties: bytes, topic: str, queue_id: int, log_offset: int
+    half: Draft | MessageRecord, properties: bytes, topic: str, queue_id: int, log_offset: int
 ) -> FinalDraft:
     """The message for consumers; ``properties`` are the :func:`final_properties` of the half.
 
+    ``half`` is the draft of the half message, or its record in the log.
     Only the record format limits it, not the settings: the half message was acknowledged.
     """
     sys_flag = half.sys_flag & ~FLAG_TRANSACTION_MASK | FLAG_TRANSACTION_COMMIT

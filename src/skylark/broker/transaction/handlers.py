@@ -81,8 +81,8 @@ class SendHalvesCodec:
         return response_to(command, outcome.code, ext=ext)
 
 
-class EndHalvesHandlers:
-    """END_HALVES (9003): many decisions in one request."""
+class TransactionHandlers:
+    """END_HALVES (9003), RESUME_CHECK_HALF_MESSAGE (323)."""
 
     def __init__(self, puts: PutService, transactions: TransactionService) -> None:
         self._puts = puts
@@ -91,9 +91,10 @@ class EndHalvesHandlers:
     def add_to(self, dispatcher: Dispatcher) -> None:
         """Register the handler of each code."""
         dispatcher.add_hot(RequestCode.END_HALVES, self.end)
+        dispatcher.add_hot(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume)
 
     def end(self, connection: Connection, request: Command) -> Answer:
-        """END_HALVES (9003)."""
+        """END_HALVES (9003): many decisions in one request."""
         check_master(self._transactions.config)
         header = decode_ext(EndHalvesRequestHeader, request.ext)
         if header.commit_or_rollback not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
@@ -117,18 +118,8 @@ class EndHalvesHandlers:
             each.then(durable)
         return LATER
 
-
-class ResumeHandlers:
-    """RESUME_CHECK_HALF_MESSAGE (323): checks a half message again that was given up."""
-
-    def __init__(self, transactions: TransactionService) -> None:
-        self._transactions = transactions
-
-    def add_to(self, dispatcher: Dispatcher) -> None:
-        """Register the handler of each code."""
-        dispatcher.add_hot(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume)
-
     def resume(self, _connection: Connection, request: Command) -> Command:
+        """RESUME_CHECK_HALF_MESSAGE (323): check a half message again that was given up."""
         header = decode_ext(ResumeCheckHalfMessageRequestHeader, request.ext)
         check_master(self._transactions.config)
         try:

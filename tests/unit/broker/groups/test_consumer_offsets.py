@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,16 +13,21 @@ from skylark.broker.groups import consumer_offsets as offsets_module
 from skylark.broker.groups.consumer_offsets import (
     NOT_FOUND,
     NOT_FOUND_NO_ZERO,
+    OffsetService,
     OffsetTable,
     reset_targets,
 )
 from skylark.core.errors import BrokerError, InvalidParameterError, QueryNotFoundError
 from skylark.store.config_files import CONSUMER_OFFSETS
+from skylark.store.consume_queue import Boundary, QueueEntry
+from skylark.store.message_reader import Reader
 from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.slave_sync_body import ConsumerOffsetSerializeWrapper
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body, encode_body
 from tests.unit.broker.tables import GOLDEN, NOW_MS, SteppingClock, live_settings, recorded
+
+PEER: Any = None  # offsets do not depend on it
 
 
 class Offsets(OffsetTable):
@@ -34,12 +42,26 @@ class Offsets(OffsetTable):
         self, group: str, queue_id: int = 0, *, zero: bool | None = None, young: bool = False
     ) -> int:
         """QUERY_CONSUMER_OFFSET for topic T."""
-        return self.query(
-            group, "T", queue_id, set_zero_if_not_found=zero, starts_in_memory=lambda: young
+        return self._service(young=young).committed(
+            PEER, group, "T", queue_id, set_zero_if_not_found=zero
         )
 
+    def commit_of_client(self, queue_id: int, offset: int) -> bool:
+        """UPDATE_CONSUMER_OFFSET of group G for topic T."""
+        return self._service().commit(PEER, "G", "T", queue_id, offset)
 
-class FixedQueues:
+    def _service(self, *, young: bool = False) -> OffsetService:
+        """The service over a store whose queues are empty, or have their first message."""
+        first = SimpleNamespace(min_offset=0, read_entry=lambda _offset: QueueEntry(0, 0, 100, 0))
+        store: Any = SimpleNamespace(
+            queues=SimpleNamespace(get=lambda _topic, _queue_id: first if young else None),
+            reader=SimpleNamespace(is_in_memory=lambda _log_offset: True),
+        )
+        known: Any = {"T", "G"}
+        return OffsetService(store, known, known, self)
+
+
+class FixedQueues(Reader):
     """Every queue of every topic has the same bounds."""
 
     def __init__(self, low: int, high: int) -> None:
@@ -52,8 +74,10 @@ class FixedQueues:
     def max_offset(self, topic: str, queue_id: int) -> int:
         return self.high
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        return min(self.high, self.low + timestamp_ms)
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
+    ) -> int:
+        return min(self.high, self.low + timestamp)
 
 
 # --- committing and asking ---
@@ -162,12 +186,12 @@ def test_a_reset_waits_for_the_next_pull() -> None:
     table.reset("G", "T", {0: 3, 1: 4})
     assert table.ask("G") == 3
     assert table.has_reset("G", "T", 0)
-    assert not table.commit_of_client("G", "T", 0, 10)  # it still counts in the old place
+    assert not table.commit_of_client(0, 10)  # it still counts in the old place
     assert table.ask("G") == 3
     assert table.take_reset("G", "T", 0) == 3
     assert table.take_reset("G", "T", 0) is None
     assert table.take_reset("other", "T", 0) is None
-    assert table.commit_of_client("G", "T", 0, 5)
+    assert table.commit_of_client(0, 5)
     assert table.ask("G") == 5
     assert table.ask("G", 1) == 4  # the other queue still waits
     assert table.take_reset("G", "T", 1) == 4
@@ -188,7 +212,7 @@ def test_resets_by_clients_leave_no_pending_ones() -> None:
     table = Offsets()
     table.reset("G", "T", {0: 3})
     table.settings.update("useServerSideResetOffset=false\n", NOW_MS)
-    assert table.commit_of_client("G", "T", 0, 10)
+    assert table.commit_of_client(0, 10)
     assert table.get("G", "T", 0) == 10
     assert table.take_reset("G", "T", 0) is None
 

@@ -163,11 +163,11 @@ def test_notices_in_batches() -> None:
     a, b = channel("a", 1), channel("b", 2)
     assert table.heartbeat(consumer(T), a, 0).notice is None
     assert table.heartbeat(consumer(T), b, 9_000).notice is None
-    assert table.next_notice_ms(9_000) == 15_000
+    assert table.notices.next_due() == 15_000
     assert table.due_notices(15_000) == [GroupNotice("g", [a.peer, b.peer])]
     table.channel_closed(a.peer, 15_001)
     table.channel_closed(b.peer, 15_001)
-    assert table.next_notice_ms(15_001) is None, "nobody is left"
+    assert table.notices.next_due() is None, "nobody is left"
 
 
 def test_closing_connections_are_not_notified() -> None:
@@ -264,7 +264,7 @@ def test_silent_channels_are_closed_without_a_notice() -> None:
     assert expired.peers == [a.peer]
     assert expired.groups_gone == ["h"]
     assert table.client_ids("g") == ["b"]
-    assert table.next_notice_ms(120_001) is None
+    assert table.notices.next_due() is None
     assert table.channel_closed(a.peer, 120_002).notices == [], "it left already"
 
 
@@ -449,7 +449,7 @@ class Watch:
 
     def run(self, from_ms: int, until_ms: int) -> None:
         now_ms = from_ms
-        while (due_ms := self.table.next_notice_ms(now_ms)) is not None and due_ms <= until_ms:
+        while (due_ms := self.table.notices.next_due()) is not None and due_ms <= until_ms:
             now_ms = due_ms
             for notice in self.table.due_notices(now_ms):
                 self.send(notice, now_ms)
@@ -473,7 +473,7 @@ def test_a_thousand_members_joining_at_once() -> None:
     assert len(watch.heard_ms) == 1_000
     assert min(watch.heard_ms.values()) == max(watch.heard_ms.values()) > 0
     assert max(watch.heard_ms.values()) <= 1_000
-    assert table.next_notice_ms(1_000) is None
+    assert table.notices.next_due() is None
 
 
 def test_a_thousand_members_joining_over_three_seconds() -> None:
@@ -502,7 +502,7 @@ def test_a_thousand_members_leaving_at_once() -> None:
         for notice in table.channel_closed(member.peer, 20_000).notices:
             watch.send(notice, 20_000)
     assert watch.sent == 999 + sum(range(1, SMALL_GROUP_SIZE + 1))
-    assert table.next_notice_ms(20_000) is None
+    assert table.notices.next_due() is None
     assert len(table) == 0
 
 
@@ -514,4 +514,4 @@ def test_a_hundred_small_groups_are_notified_as_in_java() -> None:
             data = consumer(T, group=f"g{group}")
             watch.send(table.heartbeat(data, member, 0).notice, 0)
     assert watch.sent == 100 * sum(range(1, 11))
-    assert table.next_notice_ms(0) is None
+    assert table.notices.next_due() is None

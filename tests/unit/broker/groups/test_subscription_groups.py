@@ -6,14 +6,12 @@ import logging
 
 import pytest
 
-from skylark.broker.groups.subscription_groups import GroupTable, next_delay_ms
+from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.table_pages import PageRequest
 from skylark.core.errors import BrokerError, InvalidParameterError
 from skylark.store.config_files import SUBSCRIPTION_GROUPS
 from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import (
-    CustomizedRetryPolicy,
-    ExponentialRetryPolicy,
     GroupRetryPolicy,
     GroupRetryPolicyType,
     SubscriptionGroupConfig,
@@ -302,42 +300,3 @@ def test_a_snapshot_does_not_follow_the_table() -> None:
     table.set_may_read("G", "U", False)
     assert "H" not in before.subscription_group_table
     assert before.forbidden_table == {"G": {"T": 4}}
-
-
-# --- retry delays ---
-
-
-def with_policy(policy: GroupRetryPolicy | None) -> SubscriptionGroupConfig:
-    return SubscriptionGroupConfig(group_name="G", group_retry_policy=policy)
-
-
-def delays_s(policy: GroupRetryPolicy | None, times: range) -> list[float]:
-    return [next_delay_ms(with_policy(policy), count) / 1000 for count in times]
-
-
-def test_delays_of_the_default_policy() -> None:
-    """As computed by the real ``CustomizedRetryPolicy``."""
-    expected = [10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200, 7200, 7200]
-    for policy in (None, GroupRetryPolicy(), GroupRetryPolicy(type=None)):
-        assert delays_s(policy, range(18)) == expected
-    assert delays_s(None, range(-2, 1)) == [10, 10, 10]
-
-
-def test_delays_that_grow() -> None:
-    """As computed by the real ``ExponentialRetryPolicy``."""
-    policy = GroupRetryPolicy(type=GroupRetryPolicyType.EXPONENTIAL)
-    assert delays_s(policy, range(14)) == [
-        5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 5120, 7200, 7200, 7200,
-    ]  # fmt: skip
-    assert next_delay_ms(with_policy(policy), 1_000_000) == 7_200_000
-    policy.exponential_retry_policy = ExponentialRetryPolicy(initial=1, max=50, multiplier=7)
-    assert [next_delay_ms(with_policy(policy), times) for times in range(4)] == [1, 7, 49, 50]
-
-
-def test_delays_of_a_short_list() -> None:
-    policy = GroupRetryPolicy(customized_retry_policy=CustomizedRetryPolicy(next=[1, 2, 3, 4]))
-    assert [next_delay_ms(with_policy(policy), times) for times in range(4)] == [3, 4, 4, 4]
-    policy.customized_retry_policy = CustomizedRetryPolicy(next=[9])
-    assert next_delay_ms(with_policy(policy), 0) == 9
-    policy.customized_retry_policy = CustomizedRetryPolicy(next=[])
-    assert next_delay_ms(with_policy(policy), 0) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -28,6 +30,7 @@ from skylark.core.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from skylark.store.commit_log import Draft
 from skylark.store.store_results import PutStatus
 from skylark.wire.properties import encode_properties, parse_properties
+from tests.unit.broker.tables import SteppingClock, live_settings
 
 
 @pytest.mark.parametrize(
@@ -129,7 +132,7 @@ def test_a_level_that_is_not_a_number(text: str) -> None:
 
 def test_a_level_selects_its_queue() -> None:
     draft, properties = Draft("T", 5, b"x"), {"DELAY": "99", "TIMER_DELAY_SEC": "3"}
-    assert Diverter(18).divert(draft, properties) is None
+    assert diverter().divert(draft, properties) is None
     assert (draft.topic, draft.queue_id) == (SCHEDULE_TOPIC, 17)
     assert properties == {"DELAY": "18", "REAL_TOPIC": "T", "REAL_QID": "5"}
 
@@ -137,24 +140,25 @@ def test_a_level_selects_its_queue() -> None:
 @pytest.mark.parametrize("name", TIMER_NAMES)
 def test_timer_messages(name: str) -> None:
     draft = Draft("T", 5, b"x")
-    assert Diverter(18).divert(draft, {name: "3"}) is PutStatus.WHEEL_TIMER_NOT_ENABLE
+    assert diverter().divert(draft, {name: "3"}) is PutStatus.WHEEL_TIMER_NOT_ENABLE
     # What comes out of the timer has its time with it, and what is rolled stays in its topic.
-    assert Diverter(18).divert(draft, {name: "3", "TIMER_OUT_MS": "1"}) is None
-    assert Diverter(18).divert(Draft(TIMER_TOPIC, 0, b"x"), {name: "3"}) is None
+    assert diverter().divert(draft, {name: "3", "TIMER_OUT_MS": "1"}) is None
+    assert diverter().divert(Draft(TIMER_TOPIC, 0, b"x"), {name: "3"}) is None
     assert (draft.topic, draft.queue_id) == ("T", 5)
 
 
-class FakeTimers:
-    """A timer of one second at a fixed time, with one slot that is full."""
+class FakeTimer:
+    """A timer of one second with one slot that is full."""
 
     precision_ms = 1_000
-    delay_max_ms = 259_200_000
 
-    def now_ms(self) -> int:
-        return 1_700_000_000_000
+    def slot_count_at(self, slot_time_ms: int) -> int:
+        return 1 << 31 if slot_time_ms == 1_700_000_077_000 else 0
 
-    def is_full(self, slot_time_ms: int) -> bool:
-        return slot_time_ms == 1_700_000_077_000
+
+def diverter(timer: Any = None) -> Diverter:
+    """With 18 levels and the default settings, at a fixed time."""
+    return Diverter(live_settings(), timer, SteppingClock(1_700_000_000_000))
 
 
 @pytest.mark.spec("store.12.38")
@@ -173,7 +177,7 @@ class FakeTimers:
 )
 def test_timed_messages(properties: dict[str, str], slot: int) -> None:
     draft, given = Draft("T", 5, b"x"), dict(properties)
-    assert Diverter(18, FakeTimers()).divert(draft, properties) is None
+    assert diverter(FakeTimer()).divert(draft, properties) is None
     assert (draft.topic, draft.queue_id) == (TIMER_TOPIC, 0)
     added = {"TIMER_OUT_MS": str(slot), "REAL_TOPIC": "T", "REAL_QID": "5"}
     assert properties == {**given, **added}
@@ -197,7 +201,7 @@ def test_timed_messages_that_are_not_redirected(
     properties: dict[str, str], status: PutStatus | None
 ) -> None:
     draft, given = Draft("T", 5, b"x"), dict(properties)
-    assert Diverter(18, FakeTimers()).divert(draft, properties) is status
+    assert diverter(FakeTimer()).divert(draft, properties) is status
     assert (draft.topic, draft.queue_id, properties) == ("T", 5, given)
 
 
@@ -211,5 +215,5 @@ def test_a_slot_ends_at_or_after_the_delivery_time(deliver_ms: int, precision_ms
 
 def test_half_messages_are_not_redirected() -> None:
     draft = Draft("T", 5, b"x", sys_flag=4)
-    assert Diverter(18).divert(draft, {"DELAY": "3", "TIMER_DELAY_MS": "1"}) is None
+    assert diverter().divert(draft, {"DELAY": "3", "TIMER_DELAY_MS": "1"}) is None
     assert draft.topic == "T"

@@ -11,7 +11,8 @@ import pytest
 
 from skylark.broker.api import SendBackRequest
 from skylark.broker.send.put_pipeline import PutPipeline
-from skylark.broker.send.send_back import OnDeadLetter, SendBackHandlers, SendBackStep
+from skylark.broker.send.send_back import SendBackHandlers, SendBackStep
+from skylark.broker.send.send_checks import OnDeadLetter
 from skylark.core.errors import BrokerError
 from skylark.core.hashing import java_hash
 from skylark.store.running_flags import StoreFlag
