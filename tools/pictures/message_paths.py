@@ -130,7 +130,7 @@ HELD_PULL: Final = Picture(
             ["broker/pull/handlers.py", "net/write_queue.py"]),
         Box("check", 2, 0, "3  Check",
             ["Group, topic, permissions; find the filter"],
-            ["broker/pull/pull_checks.py", "broker/pull/pull_filters.py"]),
+            ["broker/pull/pull_checks.py"]),
         Box("outcome", 2, 1, "7  Result",
             ["Code, next offset, and the records, leased", "until they are written"],
             ["broker/pull/pull_messages.py"]),

@@ -15,10 +15,11 @@ from typing import Final
 
 from skylark.broker.admin.client_relay import RelayHandlers
 from skylark.broker.admin.group_handlers import GroupHandlers
+from skylark.broker.admin.handler_base import BrokerParts
 from skylark.broker.admin.message_query import QueryHandlers
 from skylark.broker.admin.offset_reset import ResetHandlers
 from skylark.broker.admin.refused_requests import Refusals
-from skylark.broker.admin.runtime_info import RuntimeHandlers, ServiceFacts
+from skylark.broker.admin.runtime_info import RuntimeHandlers
 from skylark.broker.admin.settings_handlers import SettingsHandlers
 from skylark.broker.admin.stats_handlers import StatsHandlers
 from skylark.broker.admin.store_cleaning import CleaningHandlers
@@ -35,11 +36,10 @@ from skylark.broker.api import (
 from skylark.broker.base_features import BaseFeatures, BrokerContext, Feature, Handlers
 from skylark.broker.config import BrokerConfig
 from skylark.broker.delay.delay_levels import ScheduleService
-from skylark.broker.delay.timer_service import TimerFacts, TimerService
+from skylark.broker.delay.timer_service import TimerService
 from skylark.broker.groups.broadcast_offsets import BroadcastOffsets
 from skylark.broker.pull.handlers import PullHandlers
 from skylark.broker.pull.pull_checks import PullChecks
-from skylark.broker.pull.pull_filters import PullFilters
 from skylark.broker.pull.pull_messages import PullCounters, PullPolicy, PullService
 from skylark.broker.send.handlers import PutCodec, PutHandlers, SendCodec
 from skylark.broker.send.message_policy import Diverter
@@ -52,7 +52,7 @@ from skylark.broker.send.send_back import SendBackHandlers, SendBackStep
 from skylark.broker.send.send_checks import SendChecks
 from skylark.broker.send.send_step import RetryChecks, SendStep
 from skylark.broker.slave.metadata_sync import SlaveSync, SlaveTables
-from skylark.broker.slave.slave_deliveries import delivery_copies
+from skylark.broker.slave.slave_deliveries import DeliveryCopies
 from skylark.broker.stats.metrics_exporter import by_topic
 from skylark.broker.table_saver import CONFIG_DIRECTORY, SettingsFile
 from skylark.broker.topics.config_rebuild import save_new_topics
@@ -75,6 +75,10 @@ from skylark.wire.codes import RequestCode
 
 logger = logging.getLogger(__name__)
 
+ADMIN_HANDLERS: Final = (
+    QueryHandlers, TopicHandlers, GroupHandlers, SettingsHandlers, StatsHandlers, ResetHandlers,
+    RelayHandlers, CleaningHandlers, SyncHandlers, RuntimeHandlers,
+)  # fmt: skip
 STOP_GRACE_S: Final = 3.0
 #: How often a broker that stops checks whether its slaves have everything.
 FEED_CHECK_S: Final = 0.02
@@ -395,7 +399,12 @@ class SlaveFeature(Feature):
             self.sync = SlaveSync(
                 context.live,
                 SlaveTables(topics.table, groups.table, groups.offsets, groups.request_modes),
-                delivery_copies(context.files, config, context.config_files, storage.store),
+                DeliveryCopies(
+                    context.files,
+                    config,
+                    context.config_files,
+                    lambda: storage.store.log.files.flushed_where,
+                ),
                 context.clock,
                 call=context.client.call,
                 delete_queues=topics.delete_queues,
@@ -432,12 +441,16 @@ class PullFeature(Feature):
     def __init__(self, base: BaseFeatures, slave: SlaveFeature) -> None:
         context, storage, topics, groups, stats, _ = base
         live, clock, store = context.live, context.clock, storage.store
-        filters = PullFilters(
-            live, groups.table, groups.consumers, groups.filters, steady_ms=clock.steady_ms
-        )
         self.service = PullService(
             PullPolicy(live, slave.has_master),
-            PullChecks(live, topics.table, groups.table, filters),
+            PullChecks(
+                live,
+                topics.table,
+                groups.table,
+                groups.consumers,
+                groups.filters,
+                clock.steady_ms,
+            ),
             store,
             groups.offsets,
             BroadcastOffsets(live, groups.consumers, groups.offsets, store, clock),
@@ -475,65 +488,33 @@ class AdminFeature(Feature):
         slave: SlaveFeature,
     ) -> None:
         context, storage, topics, groups, stats, _ = base
-        live, clock, store = context.live, context.clock, storage.store
-        settings_file = SettingsFile(context.files, live, in_thread=context.in_thread)
-        tables = topics.table, groups.table, groups.offsets, groups.consumers
-        self._handlers = (
-            QueryHandlers(store, groups.consumers, groups.filters),
-            TopicHandlers(
-                live,
-                topics.table,
-                groups.offsets,
-                groups.consumers,
-                groups.saved,
-                delete_queues=topics.delete_queues,
-                announced=topics.registration.announced,
-            ),
-            GroupHandlers(
-                groups.table,
-                groups.consumers,
-                groups.producers,
-                groups.offsets,
-                groups.locks,
-                groups.saved,
-                clock,
-                group_deleted=stats.broker_stats.group_deleted,
-            ),
-            SettingsHandlers(
-                live,
-                topics.table,
-                settings_file,
-                clock,
-                register_all=topics.registration.register_all,
-            ),
-            StatsHandlers(live, *tables, store.reader, stats.broker_stats, clock),
-            ResetHandlers(live, *tables, store.reader, groups.saved),
-            RelayHandlers(live, topics.table, groups.table, groups.consumers, store.reader),
-            CleaningHandlers(topics.table, store, clock),
-            SyncHandlers(
-                groups.offsets,
-                groups.request_modes,
-                clock,
-                delay_offsets=(
-                    delay.schedule.snapshot if slave.sync is None else slave.sync.delays
-                ),
-                timer=delay.timer,
-            ),
-            RuntimeHandlers(
-                live,
-                store,
-                context.files,
-                stats.sampler,
-                context.loop_watch,
-                clock,
-                replication.service,
-                ServiceFacts(
-                    schedule_offsets=delay.schedule.progress,
-                    timer=TimerFacts if delay.timer is None else delay.timer.facts,
-                ),
-            ),
-            Refusals(),
+        parts = BrokerParts(
+            live=context.live,
+            settings_file=SettingsFile(context.files, context.live, in_thread=context.in_thread),
+            clock=context.clock,
+            loop_watch=context.loop_watch,
+            files=context.files,
+            store=storage.store,
+            replication=replication.service,
+            saved=groups.saved,
+            topics=topics.table,
+            groups=groups.table,
+            offsets=groups.offsets,
+            consumers=groups.consumers,
+            producers=groups.producers,
+            locks=groups.locks,
+            filters=groups.filters,
+            request_modes=groups.request_modes,
+            stats=stats.broker_stats,
+            sampler=stats.sampler,
+            timer=delay.timer,
+            delay_progress=delay.schedule.progress,
+            delay_offsets=delay.schedule.snapshot if slave.sync is None else slave.sync.delays,
+            delete_queues=topics.delete_queues,
+            announced=topics.registration.announced,
+            register_all=topics.registration.register_all,
         )
+        self._handlers = (*(each(parts) for each in ADMIN_HANDLERS), Refusals())
 
     def handlers(self, services: BrokerServices) -> Sequence[Handlers]:
         del services  # none of these requests has one

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from skylark.broker.admin.group_handlers import GroupHandlers
+from skylark.broker.admin.handler_base import BrokerParts
 from skylark.broker.admin.settings_handlers import SettingsHandlers
 from skylark.broker.admin.topic_handlers import TopicHandlers
 from skylark.broker.groups.client_liveness import ClientLiveness
@@ -105,6 +106,33 @@ class World:
         self._has_power = True
 
     def _handlers(self) -> list[Any]:
+        nothing: Any = None
+        parts = BrokerParts(
+            live=self.live,
+            settings_file=SettingsFile(self.disk, self.live, in_thread=self._in_place),
+            clock=self.clock,
+            loop_watch=nothing,
+            files=nothing,
+            store=nothing,
+            replication=nothing,
+            saved=self.saved,
+            topics=self.topics,
+            groups=self.groups,
+            offsets=self.offsets,
+            consumers=self.consumers,
+            producers=self.producers,
+            locks=self.locks,
+            filters=self.filters,
+            request_modes=nothing,
+            stats=self.stats,
+            sampler=nothing,
+            timer=None,
+            delay_progress=dict,
+            delay_offsets=nothing,
+            delete_queues=self._delete_queues,
+            announced=self._announced,
+            register_all=self._register_all,
+        )
         return [
             ClientHandlers(
                 ClientService(
@@ -119,32 +147,7 @@ class World:
                 )
             ),
             LockHandlers(LockService(self.locks, self.clock)),
-            TopicHandlers(
-                self.live,
-                self.topics,
-                self.offsets,
-                self.consumers,
-                self.saved,
-                delete_queues=self._delete_queues,
-                announced=self._announced,
-            ),
-            GroupHandlers(
-                self.groups,
-                self.consumers,
-                self.producers,
-                self.offsets,
-                self.locks,
-                self.saved,
-                self.clock,
-                group_deleted=self.stats.group_deleted,
-            ),
-            SettingsHandlers(
-                self.live,
-                self.topics,
-                SettingsFile(self.disk, self.live, in_thread=self._in_place),
-                self.clock,
-                register_all=self._register_all,
-            ),
+            *(each(parts) for each in (TopicHandlers, GroupHandlers, SettingsHandlers)),
         ]
 
     async def _in_place(self, function: Callable[..., None], /, *args: Any) -> None:

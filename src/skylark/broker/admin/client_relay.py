@@ -21,12 +21,9 @@ import asyncio
 import logging
 from typing import Final
 
+from skylark.broker.admin.handler_base import AdminHandlers, handles
 from skylark.broker.admin.offset_reset import check_versions
 from skylark.broker.groups.client_channel import ClientChannel
-from skylark.broker.groups.consumer_table import ConsumerTable
-from skylark.broker.groups.subscription_groups import GroupTable
-from skylark.broker.live_settings import LiveSettings
-from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.errors import (
     BrokerError,
     RemoteProtocolError,
@@ -36,9 +33,7 @@ from skylark.core.errors import (
 )
 from skylark.core.hashing import decode_offset_id
 from skylark.net.connection import Connection
-from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import success
-from skylark.store.message_reader import Reader
 from skylark.wire.bodies.admin_body import GetConsumerStatusBody
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import V3_1_8_SNAPSHOT, RequestCode, ResponseCode, version_name
@@ -59,48 +54,30 @@ STATUS_TIMEOUT_S: Final = 5.0
 CREDENTIALS: Final = frozenset({"AccessKey", "Signature", "SecurityToken"})
 
 
-class RelayHandlers:
+class RelayHandlers(AdminHandlers):
     """The requests that are forwarded to clients."""
 
-    def __init__(
-        self,
-        live: LiveSettings,
-        topics: TopicTable,
-        groups: GroupTable,
-        consumers: ConsumerTable,
-        reader: Reader,
-    ) -> None:
-        self._live = live
-        self._topics = topics
-        self._groups = groups
-        self._consumers = consumers
-        self._reader = reader
-
-    def add_to(self, dispatcher: Dispatcher) -> None:
-        """Register the handler of each code."""
-        dispatcher.add_cold(RequestCode.GET_CONSUMER_RUNNING_INFO, self.running_info)
-        dispatcher.add_cold(RequestCode.CONSUME_MESSAGE_DIRECTLY, self.consume)
-        dispatcher.add_cold(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, self.status)
-
+    @handles(RequestCode.GET_CONSUMER_RUNNING_INFO)
     async def running_info(self, _connection: Connection, request: Command) -> Command:
         """GET_CONSUMER_RUNNING_INFO (307)."""
         header = decode_ext(GetConsumerRunningInfoRequestHeader, request.ext)
         forwarded = Command(code=request.code, ext=_forwarded(request), body=request.body)
         return await self._ask(request, header.consumer_group, header.client_id, forwarded)
 
+    @handles(RequestCode.CONSUME_MESSAGE_DIRECTLY)
     async def consume(self, _connection: Connection, request: Command) -> Command:
         """CONSUME_MESSAGE_DIRECTLY (309)."""
         header = decode_ext(ConsumeMessageDirectlyResultRequestHeader, request.ext)
         log_offset = decode_offset_id(header.msg_id or "").log_offset
-        lease = self._reader.record(log_offset)
+        lease = self._broker.store.reader.record(log_offset)
         if lease is None:
             raise BrokerError(f"can not find message by the offset, {log_offset}")
         with lease:
             message = bytes(lease.view)
-        ext = _forwarded(request) | {"brokerName": self._live.current.broker_name}
-        if (topic := self._topics.get(header.topic or "")) is not None:
+        ext = _forwarded(request) | {"brokerName": self._broker.live.current.broker_name}
+        if (topic := self._broker.topics.get(header.topic or "")) is not None:
             ext["topicSysFlag"] = str(topic.topic_sys_flag)
-        if (group := self._groups.find(header.consumer_group)) is not None:
+        if (group := self._broker.groups.find(header.consumer_group)) is not None:
             ext["groupSysFlag"] = str(group.group_sys_flag)
         forwarded = Command(code=request.code, ext=ext, body=message)
         return await self._ask(request, header.consumer_group, header.client_id, forwarded)
@@ -110,7 +87,7 @@ class RelayHandlers:
     ) -> Command:
         """The answer of a client as the answer to ``request``."""
         client = f"<{group}> <{client_id}>"
-        channel = self._consumers.find(group, client_id or "")
+        channel = self._broker.consumers.find(group, client_id or "")
         if channel is None:
             raise BrokerError(f"The Consumer {client} not online")
         if channel.version < V3_1_8_SNAPSHOT:
@@ -130,10 +107,11 @@ class RelayHandlers:
 
     # --- all members ------------------------------------------------------------------------------
 
+    @handles(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)
     async def status(self, _connection: Connection, request: Command) -> Command:
         """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223)."""
         header = decode_ext(GetConsumerStatusRequestHeader, request.ext)
-        group = self._consumers.group(header.group)
+        group = self._broker.consumers.group(header.group)
         if group is None:
             raise BrokerError(f"No Any Consumer online in the consumer group: [{header.group}]")
         members = list(group.members.values())

@@ -8,23 +8,16 @@ differently, and the queues that they have locked.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
-from skylark.broker.groups.consumer_offsets import OffsetTable
-from skylark.broker.groups.consumer_table import ConsumerTable
-from skylark.broker.groups.producer_table import ProducerTable
-from skylark.broker.groups.queue_locks import QueueLocks
-from skylark.broker.groups.subscription_groups import GroupTable
+from skylark.broker.admin.handler_base import AdminHandlers, handles
 from skylark.broker.table_pages import PageRequest
-from skylark.broker.table_saver import SavedTables, until_saved
-from skylark.core.clock import Clock
+from skylark.broker.table_saver import until_saved
 from skylark.core.errors import (
     BrokerError,
     ConsumerNotOnlineError,
     SubscriptionGroupNotExistError,
 )
 from skylark.net.connection import Connection
-from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import success
 from skylark.wire.bodies.config import (
     GroupForbidden,
@@ -50,101 +43,65 @@ from skylark.wire.headers.ha import (
 logger = logging.getLogger(__name__)
 
 
-class GroupHandlers:
+class GroupHandlers(AdminHandlers):
     """The requests about consumer groups and about connected clients."""
-
-    def __init__(
-        self,
-        groups: GroupTable,
-        consumers: ConsumerTable,
-        producers: ProducerTable,
-        offsets: OffsetTable,
-        locks: QueueLocks,
-        saved: SavedTables,
-        clock: Clock,
-        *,
-        group_deleted: Callable[[str], None],
-    ) -> None:
-        """``group_deleted`` drops the statistics of a group."""
-        self._groups = groups
-        self._consumers = consumers
-        self._producers = producers
-        self._offsets = offsets
-        self._locks = locks
-        self._saved = saved
-        self._clock = clock
-        self._group_deleted = group_deleted
-
-    def add_to(self, dispatcher: Dispatcher) -> None:
-        """Register the handler of each code."""
-        cold = {
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update,
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.update_list,
-            RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete,
-            RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: self.forbid,
-        }
-        hot = {
-            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.get,
-            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.get_all,
-            RequestCode.GET_CONSUMER_CONNECTION_LIST: self.get_consumers,
-            RequestCode.GET_PRODUCER_CONNECTION_LIST: self.get_producers,
-            RequestCode.GET_ALL_PRODUCER_INFO: self.get_all_producers,
-        }
-        for code, coroutine in cold.items():
-            dispatcher.add_cold(code, coroutine)
-        for code, handler in hot.items():
-            dispatcher.add_hot(code, handler)
 
     # --- changes ----------------------------------------------------------------------------------
 
+    @handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
     async def update(self, connection: Connection, request: Command) -> Command:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200)."""
         requested = decode_body(SubscriptionGroupConfig, request.body or b"")
-        self._groups.update(requested)
+        self._broker.groups.update(requested)
         logger.info("%r set group %s", connection, requested.group_name)
-        await until_saved(self._saved.groups)
+        await until_saved(self._broker.saved.groups)
         return success(request)
 
+    @handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST)
     async def update_list(self, connection: Connection, request: Command) -> Command:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225)."""
         requested = decode_body(SubscriptionGroupList, request.body or b"").group_config_list
-        self._groups.update_all(requested)
+        self._broker.groups.update_all(requested)
         logger.info("%r set %d groups", connection, len(requested))
-        await until_saved(self._saved.groups)
+        await until_saved(self._broker.saved.groups)
         return success(request)
 
+    @handles(RequestCode.DELETE_SUBSCRIPTIONGROUP)
     async def delete(self, connection: Connection, request: Command) -> Command:
         """DELETE_SUBSCRIPTIONGROUP (207)."""
         header = decode_ext(DeleteSubscriptionGroupRequestHeader, request.ext)
-        if self._groups.delete(header.group_name):
+        if self._broker.groups.delete(header.group_name):
             logger.info("%r deleted group %s", connection, header.group_name)
-            self._group_deleted(header.group_name)
+            self._broker.stats.group_deleted(header.group_name)
         if header.clean_offset:
-            self._offsets.remove_group(header.group_name)
-            self._saved.offsets.mark()
-        await until_saved(self._saved.groups, self._saved.offsets)
+            self._broker.offsets.remove_group(header.group_name)
+            self._broker.saved.offsets.mark()
+        await until_saved(self._broker.saved.groups, self._broker.saved.offsets)
         return success(request)
 
+    @handles(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN)
     async def forbid(self, _connection: Connection, request: Command) -> Command:
         """UPDATE_AND_GET_GROUP_FORBIDDEN (353): set or read the ban of a group."""
         header = decode_ext(UpdateGroupForbiddenRequestHeader, request.ext)
         group, topic = header.group, header.topic
         if header.readable is not None:
-            self._groups.set_may_read(group, topic, header.readable)
-            await until_saved(self._saved.groups)
-        readable = self._groups.may_read(group, topic)
+            self._broker.groups.set_may_read(group, topic, header.readable)
+            await until_saved(self._broker.saved.groups)
+        readable = self._broker.groups.may_read(group, topic)
         body = GroupForbidden(group=group, topic=topic, readable=readable)
         return success(request, body=body, remark="")
 
     # --- reading ----------------------------------------------------------------------------------
 
+    @handles(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
     def get(self, _connection: Connection, request: Command) -> Command:
         """GET_SUBSCRIPTIONGROUP_CONFIG (352)."""
-        config = self._groups.find(decode_ext(GroupRequestHeader, request.ext).group)
+        config = self._broker.groups.find(decode_ext(GroupRequestHeader, request.ext).group)
         if config is None:
             raise SubscriptionGroupNotExistError("No group in this broker")
         return success(request, body=config)
 
+    @handles(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     def get_all(self, _connection: Connection, request: Command) -> Command:
         """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201), whole or in pages."""
         header = decode_ext(GetAllSubscriptionGroupRequestHeader, request.ext)
@@ -153,28 +110,31 @@ class GroupHandlers:
         )
         return success(
             request,
-            header=GetAllSubscriptionGroupResponseHeader(total_group_num=len(self._groups)),
-            body=self._groups.page(page),
+            header=GetAllSubscriptionGroupResponseHeader(total_group_num=len(self._broker.groups)),
+            body=self._broker.groups.page(page),
         )
 
+    @handles(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     def get_consumers(self, _connection: Connection, request: Command) -> Command:
         """GET_CONSUMER_CONNECTION_LIST (203)."""
         group = decode_ext(ConsumerGroupRequestHeader, request.ext).consumer_group
-        body = self._consumers.connection_list(group)
+        body = self._broker.consumers.connection_list(group)
         if body is None:
             raise ConsumerNotOnlineError(f"the consumer group[{group}] not online")
-        body.subscription_conflicts = self._consumers.conflicts(group) or None
-        body.queue_locks = self._locks.held(group, self._clock.steady_ms()) or None
+        body.subscription_conflicts = self._broker.consumers.conflicts(group) or None
+        body.queue_locks = self._broker.locks.held(group, self._broker.clock.steady_ms()) or None
         return success(request, body=body)
 
+    @handles(RequestCode.GET_PRODUCER_CONNECTION_LIST)
     def get_producers(self, _connection: Connection, request: Command) -> Command:
         """GET_PRODUCER_CONNECTION_LIST (204)."""
         group = decode_ext(GetProducerConnectionListRequestHeader, request.ext).producer_group
-        body = self._producers.connection_list(group)
+        body = self._broker.producers.connection_list(group)
         if body is None:
             raise BrokerError(f"the producer group[{group}] not exist")
         return success(request, body=body)
 
+    @handles(RequestCode.GET_ALL_PRODUCER_INFO)
     def get_all_producers(self, _connection: Connection, request: Command) -> Command:
         """GET_ALL_PRODUCER_INFO (328)."""
-        return success(request, body=self._producers.table_info())
+        return success(request, body=self._broker.producers.table_info())

@@ -16,14 +16,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from skylark.broker.groups.consumer_filters import SQL92, ConsumerFilterTable
-from skylark.broker.groups.consumer_table import ConsumerTable
+from skylark.broker.admin.handler_base import AdminHandlers, handles
+from skylark.broker.groups.consumer_filters import SQL92
 from skylark.core.errors import BrokerError
 from skylark.net.connection import Connection
-from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import success
 from skylark.store.consume_queue import EntryQueue
-from skylark.store.message_store import MessageStore
 from skylark.wire.bodies.admin_body import ConsumeQueueData, QueryConsumeQueueResponseBody
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
@@ -42,30 +40,18 @@ COUNT_MAX: Final = 2_000
 _TAG_INDEX: Final = "T"
 
 
-class QueryHandlers:
+class QueryHandlers(AdminHandlers):
     """The requests that look messages up."""
 
-    def __init__(
-        self, store: MessageStore, consumers: ConsumerTable, filters: ConsumerFilterTable
-    ) -> None:
-        self._store = store
-        self._consumers = consumers
-        self._filters = filters
-
-    def add_to(self, dispatcher: Dispatcher) -> None:
-        """Register the handler of each code."""
-        dispatcher.add_hot(RequestCode.QUERY_MESSAGE, self.query)
-        dispatcher.add_hot(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
-        dispatcher.add_hot(RequestCode.QUERY_CONSUME_QUEUE, self.query_queue)
-
+    @handles(RequestCode.QUERY_MESSAGE)
     def query(self, _connection: Connection, request: Command) -> Command:
         """QUERY_MESSAGE (12)."""
         header = decode_ext(QueryMessageRequestHeader, request.ext)
-        result = self._store.reader.query(
+        result = self._broker.store.reader.query(
             header.topic,
             header.key,
             # Only a retry gives more than one message the same unique key.
-            self._store.config.default_query_max_num
+            self._broker.store.config.default_query_max_num
             if header.unique_key_query
             else max(0, header.max_num),
             header.begin_timestamp,
@@ -84,22 +70,24 @@ class QueryHandlers:
             )
         return response_to(request, ResponseCode.SUCCESS, ext=encode_ext(answer), body=body)
 
+    @handles(RequestCode.VIEW_MESSAGE_BY_ID)
     def view(self, _connection: Connection, request: Command) -> Command:
         """VIEW_MESSAGE_BY_ID (33)."""
         header = decode_ext(ViewMessageRequestHeader, request.ext)
-        lease = self._store.reader.record(header.offset)
+        lease = self._broker.store.reader.record(header.offset)
         if lease is None:
             raise BrokerError(f"can not find message by the offset, {header.offset}")
         with lease:
             body = bytes(lease.view)
         return response_to(request, ResponseCode.SUCCESS, body=body)
 
+    @handles(RequestCode.QUERY_CONSUME_QUEUE)
     def query_queue(self, _connection: Connection, request: Command) -> Command:
         """QUERY_CONSUME_QUEUE (321)."""
         header = decode_ext(QueryConsumeQueueRequestHeader, request.ext)
         topic = header.topic or ""
         name = f"{header.queue_id}@{topic}"
-        queue = self._store.queues.get(topic, header.queue_id)
+        queue = self._broker.store.queues.get(topic, header.queue_id)
         if queue is None:
             raise BrokerError(f"{name} is not exist!")
         if not queue.min_offset <= header.index < queue.max_offset:
@@ -114,7 +102,7 @@ class QueryHandlers:
         return success(request, body=body)
 
     def _add_group(self, body: QueryConsumeQueueResponseBody, topic: str, group: str) -> None:
-        body.subscription_data = self._consumers.subscription(group, topic)
+        body.subscription_data = self._broker.consumers.subscription(group, topic)
         if body.subscription_data is None:
             body.filter_data = f"{group}@{topic} is not online!"
         else:
@@ -122,7 +110,7 @@ class QueryHandlers:
 
     def _describe(self, topic: str, group: str) -> str:
         """The SQL filter of a group as JSON; ``null`` if it has none."""
-        found = self._filters.get(topic, group)
+        found = self._broker.filters.get(topic, group)
         if found is None:
             return "null"
         described = {

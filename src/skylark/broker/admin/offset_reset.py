@@ -15,12 +15,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from skylark.broker.groups.consumer_offsets import OffsetTable, reset_targets
-from skylark.broker.groups.consumer_table import ConsumerTable, Member
-from skylark.broker.groups.subscription_groups import GroupTable
-from skylark.broker.live_settings import LiveSettings
-from skylark.broker.table_saver import SavedTables, until_saved
-from skylark.broker.topics.topic_table import TopicTable
+from skylark.broker.admin.handler_base import AdminHandlers, handles
+from skylark.broker.groups.consumer_offsets import reset_targets
+from skylark.broker.groups.consumer_table import Member
+from skylark.broker.table_saver import until_saved
 from skylark.core.errors import (
     BrokerError,
     ConsumerNotOnlineError,
@@ -29,9 +27,7 @@ from skylark.core.errors import (
     TransportError,
 )
 from skylark.net.connection import Connection
-from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import success
-from skylark.store.message_reader import Reader
 from skylark.wire.bodies.admin_body import MessageQueueForC, ResetOffsetBody, ResetOffsetBodyForC
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import V3_0_7_SNAPSHOT, RequestCode, version_name
@@ -43,51 +39,29 @@ from skylark.wire.headers.offset import CloneGroupOffsetRequestHeader, ResetOffs
 logger = logging.getLogger(__name__)
 
 
-class ResetHandlers:
+class ResetHandlers(AdminHandlers):
     """The requests that set offsets of groups."""
 
-    def __init__(
-        self,
-        live: LiveSettings,
-        topics: TopicTable,
-        groups: GroupTable,
-        offsets: OffsetTable,
-        consumers: ConsumerTable,
-        reader: Reader,
-        saved: SavedTables,
-    ) -> None:
-        self._live = live
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._consumers = consumers
-        self._reader = reader
-        self._saved = saved
-
-    def add_to(self, dispatcher: Dispatcher) -> None:
-        """Register the handler of each code."""
-        dispatcher.add_cold(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset)
-        dispatcher.add_cold(RequestCode.CLONE_GROUP_OFFSET, self.clone)
-
+    @handles(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
     async def reset(self, connection: Connection, request: Command) -> Command:
         """INVOKE_BROKER_TO_RESET_OFFSET (222)."""
         header = decode_ext(ResetOffsetRequestHeader, request.ext)
         logger.info("%r resets %s of group %s", connection, header.topic, header.group)
-        if self._live.current.use_server_side_reset_offset:
+        if self._broker.live.current.use_server_side_reset_offset:
             offsets = self._reset_here(header)
-            self._saved.offsets.mark()
-            await until_saved(self._saved.offsets)
+            self._broker.saved.offsets.mark()
+            await until_saved(self._broker.saved.offsets)
         else:
             offsets = self._reset_by_members(header, is_c=request.language == "CPP")
         return success(request, body=ResetOffsetBody(offset_table=offsets))
 
     def _reset_here(self, header: ResetOffsetRequestHeader) -> dict[MessageQueue, int]:
-        if self._live.current.is_slave:
+        if self._broker.live.current.is_slave:
             raise BrokerError("Can not reset offset in slave broker")
-        topic = self._topics.get(header.topic)
+        topic = self._broker.topics.get(header.topic)
         if topic is None:
             raise TopicNotExistError(f"Topic {header.topic} does not exist")
-        if header.group not in self._groups:
+        if header.group not in self._broker.groups:
             raise SubscriptionGroupNotExistError(f"Group {header.group} does not exist")
         targets = reset_targets(
             header.topic,
@@ -95,9 +69,9 @@ class ResetHandlers:
             offset=header.offset,
             timestamp_ms=header.timestamp,
             queue_count=topic.read_queue_nums,
-            queues=self._reader,
+            queues=self._broker.store.reader,
         )
-        self._offsets.reset(header.group, header.topic, targets)
+        self._broker.offsets.reset(header.group, header.topic, targets)
         return {self._queue(header.topic, number): offset for number, offset in targets.items()}
 
     # --- by the members ---------------------------------------------------------------------------
@@ -107,7 +81,7 @@ class ResetHandlers:
     ) -> dict[MessageQueue, int]:
         """``is_c``: the request comes from C++; Java assumes that so are the members."""
         offsets = self._wanted_offsets(header)
-        group = self._consumers.group(header.group)
+        group = self._broker.consumers.group(header.group)
         if group is None:
             raise ConsumerNotOnlineError(
                 f"Consumer not online, so can not reset offset, Group: {header.group}"
@@ -134,48 +108,46 @@ class ResetHandlers:
         return offsets
 
     def _wanted_offsets(self, header: ResetOffsetRequestHeader) -> dict[MessageQueue, int]:
-        topic = self._topics.get(header.topic)
+        topic = self._broker.topics.get(header.topic)
         if topic is None:
             raise TopicNotExistError(
                 f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}"
             )
         offsets = {}
         for queue_id in range(topic.write_queue_nums):
-            committed = self._offsets.get(header.group, header.topic, queue_id)
+            committed = self._broker.offsets.get(header.group, header.topic, queue_id)
             if committed == -1:
                 raise BrokerError(f"THe consumer group <{header.group}> not exist")
             if header.timestamp == -1:
-                wanted = self._reader.max_offset(header.topic, queue_id)
+                wanted = self._broker.store.reader.max_offset(header.topic, queue_id)
             else:
-                wanted = self._reader.offset_by_time(header.topic, queue_id, header.timestamp)
+                wanted = self._broker.store.reader.offset_by_time(
+                    header.topic, queue_id, header.timestamp
+                )
             queue = self._queue(header.topic, queue_id)
             offsets[queue] = wanted if header.is_force else min(wanted, committed)
         return offsets
 
     # --- clone ------------------------------------------------------------------------------------
 
+    @handles(RequestCode.CLONE_GROUP_OFFSET)
     async def clone(self, connection: Connection, request: Command) -> Command:
         """CLONE_GROUP_OFFSET (314); without a topic, all topics (Java: none)."""
         header = decode_ext(CloneGroupOffsetRequestHeader, request.ext)
         source, target = header.src_group, header.dest_group
-        if self._groups.find(target) is None:
+        if self._broker.groups.find(target) is None:
             raise SubscriptionGroupNotExistError(f"Group {target} does not exist")
         given = (header.topic or "").strip()
-        topics = [given] if given else self._offsets.topics_of(source)
-        known = [topic for topic in topics if topic in self._topics]
-        online = self._consumers.group(source)
+        topics = [given] if given else self._broker.offsets.topics_of(source)
+        known = [topic for topic in topics if topic in self._broker.topics]
+        online = self._broker.consumers.group(source)
         if not header.offline and online is not None and online.subscriptions:
-            known = [t for t in known if self._consumers.subscription(source, t) is not None]
-        self._offsets.clone(source, target, known)
+            known = [t for t in known if self._broker.consumers.subscription(source, t) is not None]
+        self._broker.offsets.clone(source, target, known)
         logger.info("%r copied the offsets of %s to %s: %s", connection, source, target, known)
-        self._saved.offsets.mark()
-        await until_saved(self._saved.offsets)
+        self._broker.saved.offsets.mark()
+        await until_saved(self._broker.saved.offsets)
         return success(request)
-
-    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
-        return MessageQueue(
-            topic=topic, broker_name=self._live.current.broker_name, queue_id=queue_id
-        )
 
 
 def check_versions(members: Iterable[Member]) -> None:

@@ -2,11 +2,9 @@
 
 GET_BROKER_RUNTIME_INFO (28) is a table of strings. ``mqadmin brokerStatus`` prints it,
 ``clusterList`` and monitoring read single rows, so names and number formats are Java's.
-:class:`RuntimeHandlers` collects the facts, :func:`runtime_info` formats them. Facts of services
-that may not exist (delivery of delayed messages, timer) come through callables.
 
 Java's broker has a queue of waiting requests before each pool of threads. Here requests wait in
-the kernel and one loop answers them: the capacity is Java's, the size is what is known to wait, and
+the kernel and one loop answers them: the capacity is Java's, the size is 0, and
 ``HeadWaitTimeMills`` is how long the loop keeps new requests waiting at the moment.
 
 Counterpart of Java's ``AdminBrokerProcessor.prepareRuntimeInfo`` and the ``getRuntimeInfo`` that it
@@ -15,25 +13,17 @@ calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
+from skylark.broker.admin.handler_base import AdminHandlers, handles
 from skylark.broker.delay.timer_service import TimerFacts
-from skylark.broker.live_settings import LiveSettings
-from skylark.broker.overload.overload_guard import LoopWatch
-from skylark.broker.stats.stats_sampler import StatsSampler
-from skylark.core.clock import TimeSource
 from skylark.core.java_text import java_double
 from skylark.net.connection import Connection
-from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import success
-from skylark.replication.replication_service import Replication, ReplicationStatus
+from skylark.replication.replication_service import ReplicationStatus
 from skylark.store.errors import StoreFileError
-from skylark.store.file_system import DiskUsage, FileSystem
-from skylark.store.message_store import MessageStore
+from skylark.store.file_system import DiskUsage
 from skylark.store.queue_registry import QUEUE_DIRECTORY
 from skylark.wire.bodies.common_body import KVTable
 from skylark.wire.codes import CURRENT_VERSION, RequestCode, version_name
@@ -53,180 +43,91 @@ POOLS: Final = {
     "query": 20_000,
     "ack": 100_000,
 }
-END_TRANSACTION_CAPACITY: Final = 100_000
 
 
-class RuntimeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of the broker at the time of a request."""
-
-    #: Whether delayed messages are delivered and transactions checked here: not on a slave.
-    is_active: bool
-    log_min_offset: int
-    log_max_offset: int
-    #: Path -> share of its disk that is used.
-    commit_log_disk_ratios: Mapping[str, float]
-    consume_queue_disk_ratio: float
-    disk_size: int
-    disk_free_size: int
-    earliest_message_ms: int
-    dispatch_behind_bytes: int = 0
-    #: How long the append under way has taken.
-    append_ms: int = 0
-    unflushed_size: int = 0
-    #: None without a pool of buffers.
-    uncommitted_size: int | None = None
-    free_buffer_count: int = NO_POOL
-    start_accept_send_ms: int = 0
-    timer: TimerFacts = TimerFacts()
-    #: Delay level -> (delivered up to, end of its queue).
-    schedule_offsets: Mapping[int, tuple[int, int]] = {}
-    #: Name in :data:`POOLS`, or ``endTransaction`` -> requests that are known to wait.
-    waiting_counts: Mapping[str, int] = {}
-    loop_wait_ms: int = 0
-    replication: ReplicationStatus = ReplicationStatus(is_master=True)
-
-
-class ServiceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that services of the broker give on request."""
-
-    #: Delay level -> (delivered up to, end of its queue).
-    schedule_offsets: Callable[[], Mapping[int, tuple[int, int]]] = dict
-    timer: Callable[[], TimerFacts] = TimerFacts
-
-
-class RuntimeHandlers:
+class RuntimeHandlers(AdminHandlers):
     """The requests about the broker as a whole."""
 
-    def __init__(
-        self,
-        live: LiveSettings,
-        store: MessageStore,
-        files: FileSystem,
-        sampler: StatsSampler,
-        watch: LoopWatch,
-        clock: TimeSource,
-        replication: Replication,
-        services: ServiceFacts,
-    ) -> None:
-        self._live = live
-        self._store = store
-        self._files = files
-        self._sampler = sampler
-        self._watch = watch
-        self._clock = clock
-        self._replication = replication
-        self._services = services
-
-    def add_to(self, dispatcher: Dispatcher) -> None:
-        """Register the handler of each code."""
-        dispatcher.add_hot(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime_info)
-        dispatcher.add_hot(RequestCode.GET_BROKER_HA_STATUS, self.ha_status)
-        dispatcher.add_hot(RequestCode.LOG_CHECK, self.log_check)
-
+    @handles(RequestCode.GET_BROKER_RUNTIME_INFO)
     def runtime_info(self, _connection: Connection, request: Command) -> Command:
         """GET_BROKER_RUNTIME_INFO (28)."""
-        store_rows, total_rows = self._sampler.rows(self._clock.now_ms())
-        table = runtime_info(self._facts(), store_rows, total_rows)
+        broker, config = self._broker, self._broker.live.current
+        store_rows, total_rows = broker.sampler.rows(broker.clock.now_ms())
+        table = {**store_rows, **total_rows, **self._log_rows(), **self._timer_rows()}
+        table |= replication_rows(broker.replication.status)
+        for level, (delivered, end) in sorted(broker.delay_progress().items()):
+            table[f"scheduleMessageOffset_{level}"] = f"{delivered},{end}"
+        table |= {
+            "brokerActive": "false" if config.is_slave else "true",
+            "brokerVersionDesc": version_name(CURRENT_VERSION),
+            "startAcceptSendRequestTimeStamp": str(config.start_accept_send_request_time_stamp),
+            "EndTransactionQueueSize": "0",
+            "EndTransactionThreadPoolQueueCapacity": "100000",
+        }
+        wait_ms = str(broker.loop_watch.waited_ms())
+        for pool, capacity in POOLS.items():
+            table |= {
+                f"{pool}ThreadPoolQueueSize": "0",
+                f"{pool}ThreadPoolQueueCapacity": str(capacity),
+                f"{pool}ThreadPoolQueueHeadWaitTimeMills": wait_ms,
+            }
         return success(request, body=KVTable(table=table))
 
+    @handles(RequestCode.GET_BROKER_HA_STATUS)
     def ha_status(self, _connection: Connection, request: Command) -> Command:
         """GET_BROKER_HA_STATUS (907): the slaves of a master, or the link of a slave."""
-        return success(request, body=self._replication.runtime_info())
+        return success(request, body=self._broker.replication.runtime_info())
 
+    @handles(RequestCode.LOG_CHECK)
     def log_check(self, _connection: Connection, request: Command) -> Command:
         """LOG_CHECK: whether a slave has the same bytes as this master."""
-        return self._replication.log_check(request)
+        return self._broker.replication.log_check(request)
 
-    def _facts(self) -> RuntimeFacts:
-        config, log = self._live.current, self._store.log
-        files = log.files
-        root = config.store.store_path_root_dir
-        log_path = config.store.commit_log_path
+    def _log_rows(self) -> dict[str, str]:
+        store, config = self._broker.store, self._broker.live.current.store
+        log, files, root = store.log, store.log.files, config.store_path_root_dir
         disk = self._disk(root)
-        earliest_ms = self._store.reader.store_time_of(log.min_offset)
-        return RuntimeFacts(
-            is_active=not config.is_slave,
-            log_min_offset=log.min_offset,
-            log_max_offset=log.max_offset,
-            commit_log_disk_ratios={str(log_path): used_ratio(self._disk(log_path))},
-            consume_queue_disk_ratio=used_ratio(self._disk(root / QUEUE_DIRECTORY)),
-            disk_size=0 if disk is None else disk.total,
-            disk_free_size=0 if disk is None else disk.free,
-            earliest_message_ms=-1 if earliest_ms is None else earliest_ms,
-            dispatch_behind_bytes=max(0, files.wrote_end - self._store.dispatch.dispatched_until),
-            unflushed_size=files.max_offset - files.flushed_where,
-            uncommitted_size=None if files.pool is None else files.wrote_end - files.max_offset,
-            free_buffer_count=NO_POOL if files.pool is None else files.pool.available,
-            start_accept_send_ms=config.start_accept_send_request_time_stamp,
-            timer=self._services.timer(),
-            schedule_offsets=self._services.schedule_offsets(),
-            loop_wait_ms=self._watch.waited_ms(),
-            replication=self._replication.status,
-        )
+        log_ratio = java_double(used_ratio(self._disk(config.commit_log_path)))
+        earliest_ms = store.reader.store_time_of(log.min_offset)
+        rows = {
+            f"commitLogDiskRatio_{config.commit_log_path}": log_ratio,
+            "commitLogDiskRatio": log_ratio,
+            "consumeQueueDiskRatio": java_double(used_ratio(self._disk(root / QUEUE_DIRECTORY))),
+            "commitLogMinOffset": str(log.min_offset),
+            "commitLogMaxOffset": str(log.max_offset),
+            "commitLogDirCapacity": (
+                f"Total : {byte_count(disk.total if disk else 0)},"
+                f" Free : {byte_count(disk.free if disk else 0)}."
+            ),
+            "earliestMessageTimeStamp": str(-1 if earliest_ms is None else earliest_ms),
+            "dispatchBehindBytes": str(max(0, files.wrote_end - store.dispatch.dispatched_until)),
+            "pageCacheLockTimeMills": "0",
+            "remainTransientStoreBufferNumbs": str(NO_POOL),
+            "remainHowManyDataToFlush": byte_count(files.max_offset - files.flushed_where),
+        }
+        if files.pool is not None:
+            rows["remainTransientStoreBufferNumbs"] = str(files.pool.available)
+            rows["remainHowManyDataToCommit"] = byte_count(files.wrote_end - files.max_offset)
+        return rows
 
     def _disk(self, path: Path) -> DiskUsage | None:
-        while path != path.parent and not self._files.exists(path):  # a new store has no queues yet
+        files = self._broker.files
+        while path != path.parent and not files.exists(path):  # a new store has no queues yet
             path = path.parent
         try:
-            return self._files.disk_usage(path)
+            return files.disk_usage(path)
         except StoreFileError:
             return None
 
-
-def runtime_info(
-    facts: RuntimeFacts, store_rows: Mapping[str, str], total_rows: Mapping[str, str]
-) -> dict[str, str]:
-    """The whole table; the rows are those of ``StoreStats`` and ``DayTotals``."""
-    table = {**store_rows, **total_rows, **_log_rows(facts), **_timer_rows(facts.timer)}
-    table |= replication_rows(facts.replication)
-    for level, (delivered, end) in sorted(facts.schedule_offsets.items()):
-        table[f"scheduleMessageOffset_{level}"] = f"{delivered},{end}"
-    table |= {
-        "brokerActive": "true" if facts.is_active else "false",
-        "brokerVersionDesc": version_name(CURRENT_VERSION),
-        "startAcceptSendRequestTimeStamp": str(facts.start_accept_send_ms),
-    }
-    for pool, capacity in POOLS.items():
-        table |= {
-            f"{pool}ThreadPoolQueueSize": str(facts.waiting_counts.get(pool, 0)),
-            f"{pool}ThreadPoolQueueCapacity": str(capacity),
-            f"{pool}ThreadPoolQueueHeadWaitTimeMills": str(facts.loop_wait_ms),
+    def _timer_rows(self) -> dict[str, str]:
+        timer = TimerFacts() if self._broker.timer is None else self._broker.timer.facts()
+        return {
+            "timerReadBehind": str(timer.read_behind),
+            "timerOffsetBehind": str(timer.offset_behind),
+            "timerCongestNum": str(timer.congest_count),
+            "timerEnqueueTps": java_double(timer.enqueue_tps),
+            "timerDequeueTps": java_double(timer.dequeue_tps),
         }
-    table["EndTransactionQueueSize"] = str(facts.waiting_counts.get("endTransaction", 0))
-    table["EndTransactionThreadPoolQueueCapacity"] = str(END_TRANSACTION_CAPACITY)
-    return table
-
-
-def _log_rows(facts: RuntimeFacts) -> dict[str, str]:
-    ratios = facts.commit_log_disk_ratios
-    rows = {f"commitLogDiskRatio_{path}": java_double(ratio) for path, ratio in ratios.items()}
-    rows |= {
-        "commitLogDiskRatio": java_double(min(ratios.values(), default=0.0)),
-        "consumeQueueDiskRatio": java_double(facts.consume_queue_disk_ratio),
-        "commitLogMinOffset": str(facts.log_min_offset),
-        "commitLogMaxOffset": str(facts.log_max_offset),
-        "commitLogDirCapacity": (
-            f"Total : {byte_count(facts.disk_size)}, Free : {byte_count(facts.disk_free_size)}."
-        ),
-        "earliestMessageTimeStamp": str(facts.earliest_message_ms),
-        "dispatchBehindBytes": str(facts.dispatch_behind_bytes),
-        "pageCacheLockTimeMills": str(facts.append_ms),
-        "remainTransientStoreBufferNumbs": str(facts.free_buffer_count),
-        "remainHowManyDataToFlush": byte_count(facts.unflushed_size),
-    }
-    if facts.uncommitted_size is not None:
-        rows["remainHowManyDataToCommit"] = byte_count(facts.uncommitted_size)
-    return rows
-
-
-def _timer_rows(timer: TimerFacts) -> dict[str, str]:
-    return {
-        "timerReadBehind": str(timer.read_behind),
-        "timerOffsetBehind": str(timer.offset_behind),
-        "timerCongestNum": str(timer.congest_count),
-        "timerEnqueueTps": java_double(timer.enqueue_tps),
-        "timerDequeueTps": java_double(timer.dequeue_tps),
-    }
 
 
 def replication_rows(status: ReplicationStatus) -> dict[str, str]:

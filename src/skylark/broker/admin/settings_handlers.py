@@ -8,16 +8,12 @@ A change takes effect at once, or for some settings at the next start
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 
-from skylark.broker.live_settings import LiveSettings
-from skylark.broker.table_saver import SettingsFile, not_saved
-from skylark.broker.topics.topic_table import TopicTable
-from skylark.core.clock import TimeSource
+from skylark.broker.admin.handler_base import AdminHandlers, handles
+from skylark.broker.table_saver import not_saved
 from skylark.core.config import InvalidConfigError, ReadOnlySettingError
 from skylark.core.errors import BrokerError, ConfigError, NoPermissionError, StoreError
 from skylark.net.connection import Connection
-from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import success
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
@@ -27,40 +23,17 @@ from skylark.wire.headers.admin import GetBrokerConfigResponseHeader
 logger = logging.getLogger(__name__)
 
 
-class SettingsHandlers:
+class SettingsHandlers(AdminHandlers):
     """The requests about settings."""
 
-    def __init__(
-        self,
-        live: LiveSettings,
-        topics: TopicTable,
-        file: SettingsFile,
-        clock: TimeSource,
-        *,
-        register_all: Callable[[], Awaitable[None]],
-    ) -> None:
-        """``register_all`` registers all topics with all name servers, and waits for them.
-
-        It raises nothing for servers that do not answer.
-        """
-        self._live = live
-        self._topics = topics
-        self._file = file
-        self._clock = clock
-        self._register_all = register_all
-
-    def add_to(self, dispatcher: Dispatcher) -> None:
-        """Register the handler of each code."""
-        dispatcher.add_cold(RequestCode.UPDATE_BROKER_CONFIG, self.update)
-        dispatcher.add_hot(RequestCode.GET_BROKER_CONFIG, self.get)
-
+    @handles(RequestCode.UPDATE_BROKER_CONFIG)
     async def update(self, connection: Connection, request: Command) -> Command:
         """UPDATE_BROKER_CONFIG (25): all of it or nothing."""
         if not request.body:
             return success(request)
         logger.info("%r changes settings", connection)
         try:
-            change = self._live.update(request.body, self._clock.now_ms())
+            change = self._broker.live.update(request.body, self._broker.clock.now_ms())
         except ReadOnlySettingError as error:
             raise NoPermissionError(error.message) from error
         except InvalidConfigError as error:
@@ -68,18 +41,19 @@ class SettingsHandlers:
         except ConfigError as error:
             raise BrokerError("string2Properties error", hint=str(error)) from error
         if "brokerPermission" in change.named:
-            self._topics.renew_version()
-            await self._register_all()
+            self._broker.topics.renew_version()
+            await self._broker.register_all()
         try:
-            await self._file.save()
+            await self._broker.settings_file.save()
         except StoreError as error:
             logger.warning("cannot save the settings, they hold until restart: %s", error)
             raise not_saved(error) from error
         return success(request)
 
+    @handles(RequestCode.GET_BROKER_CONFIG)
     def get(self, _connection: Connection, request: Command) -> Command:
         """GET_BROKER_CONFIG (26)."""
-        version = encode_body(self._live.version).decode()
+        version = encode_body(self._broker.live.version).decode()
         answer = success(request, header=GetBrokerConfigResponseHeader(version=version))
-        answer.body = self._live.text().encode()
+        answer.body = self._broker.live.text().encode()
         return answer

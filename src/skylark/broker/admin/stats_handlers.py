@@ -21,19 +21,10 @@ from datetime import UTC, datetime
 from typing import Final
 
 from skylark.broker.admin.chunked_json import PER_TURN, ObjectPieces
-from skylark.broker.groups.consumer_offsets import OffsetTable
-from skylark.broker.groups.consumer_table import ConsumerTable
-from skylark.broker.groups.subscription_groups import GroupTable
-from skylark.broker.live_settings import LiveSettings
-from skylark.broker.stats.broker_stats import BrokerStats
-from skylark.broker.topics.topic_table import TopicTable
-from skylark.core.clock import Clock
+from skylark.broker.admin.handler_base import AdminHandlers, handles
 from skylark.core.errors import TopicNotExistError
 from skylark.net.connection import Connection
-from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import success
-from skylark.store.message_reader import Reader
-from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.stats import (
     OffsetWrapper,
@@ -42,8 +33,8 @@ from skylark.wire.bodies.stats import (
     QueueTimeSpan,
     TopicOffset,
 )
-from skylark.wire.codes import RequestCode
-from skylark.wire.command import Command
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import encode_body
 from skylark.wire.fields import decode_ext
 from skylark.wire.headers.admin import (
@@ -59,61 +50,33 @@ from skylark.wire.headers.offset import QueryCorrectionOffsetRequestHeader
 NO_CORRECTION: Final = 2**63 - 1
 
 
-class StatsHandlers:
+class StatsHandlers(AdminHandlers):
     """The requests about progress and rates."""
-
-    def __init__(
-        self,
-        live: LiveSettings,
-        topics: TopicTable,
-        groups: GroupTable,
-        offsets: OffsetTable,
-        consumers: ConsumerTable,
-        reader: Reader,
-        stats: BrokerStats,
-        clock: Clock,
-    ) -> None:
-        self._live = live
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._consumers = consumers
-        self._reader = reader
-        self._stats = stats
-        self._clock = clock
-
-    def add_to(self, dispatcher: Dispatcher) -> None:
-        """Register the handler of each code."""
-        dispatcher.add_cold(RequestCode.GET_TOPIC_STATS_INFO, self.topic_stats)
-        dispatcher.add_cold(RequestCode.GET_CONSUME_STATS, self.consume_stats)
-        dispatcher.add_cold(RequestCode.GET_BROKER_CONSUME_STATS, self.all_consume_stats)
-        dispatcher.add_cold(RequestCode.QUERY_CONSUME_TIME_SPAN, self.time_span)
-        dispatcher.add_hot(RequestCode.QUERY_CORRECTION_OFFSET, self.correction)
-        dispatcher.add_hot(RequestCode.VIEW_BROKER_STATS_DATA, self.view)
 
     # --- topics -----------------------------------------------------------------------------------
 
+    @handles(RequestCode.GET_TOPIC_STATS_INFO)
     async def topic_stats(self, _connection: Connection, request: Command) -> Command:
         """GET_TOPIC_STATS_INFO (202)."""
         topic = self._topic(decode_ext(TopicRequestHeader, request.ext).topic)
         name = topic.topic_name
-        table = ObjectPieces(self._clock)
+        table = ObjectPieces(self._broker.clock)
         for queue_id in range(max(topic.read_queue_nums, topic.write_queue_nums)):
-            max_offset = self._reader.max_offset(name, queue_id)
+            max_offset = self._broker.store.reader.max_offset(name, queue_id)
             last_ms = self._store_time(name, queue_id, max_offset - 1) if max_offset else 0
             offsets = TopicOffset(
-                min_offset=self._reader.min_offset(name, queue_id),
+                min_offset=self._broker.store.reader.min_offset(name, queue_id),
                 max_offset=max_offset,
                 last_update_timestamp=last_ms,
             )
             await table.put(self._queue(name, queue_id), offsets)
-        answer = success(request)
-        answer.body = b'{"offsetTable":%b,"topicPutTps":%b}' % (
+        body = b'{"offsetTable":%b,"topicPutTps":%b}' % (
             table.encode(),
-            encode_body(self._stats.put_tps(name)),
+            encode_body(self._broker.stats.put_tps(name)),
         )
-        return answer
+        return response_to(request, ResponseCode.SUCCESS, body=body)
 
+    @handles(RequestCode.QUERY_CONSUME_TIME_SPAN)
     async def time_span(self, _connection: Connection, request: Command) -> Command:
         """QUERY_CONSUME_TIME_SPAN (303)."""
         header = decode_ext(QueryConsumeTimeSpanRequestHeader, request.ext)
@@ -122,16 +85,16 @@ class StatsHandlers:
         for queue_id in range(topic.write_queue_nums):
             spans.append(self._time_span(header.group, topic.topic_name, queue_id))
             if len(spans) % PER_TURN == 0:
-                await self._clock.sleep(0)
+                await self._broker.clock.sleep(0)
         return success(request, body=QueryConsumeTimeSpanBody(consume_time_span_set=spans))
 
     def _time_span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:
-        reader = self._reader
+        reader = self._broker.store.reader
         min_offset = reader.min_offset(topic, queue_id)
         max_offset = reader.max_offset(topic, queue_id)
         min_ms = self._store_time(topic, queue_id, min_offset)
         max_ms = self._store_time(topic, queue_id, max_offset - 1)
-        offset = self._offsets.get(group, topic, queue_id)
+        offset = self._broker.offsets.get(group, topic, queue_id)
         consumed_ms = self._store_time(topic, queue_id, offset - 1) if offset > 0 else min_ms
         span = QueueTimeSpan(
             message_queue=self._queue(topic, queue_id),
@@ -144,11 +107,12 @@ class StatsHandlers:
         )
         next_ms = reader.store_time(topic, queue_id, max(offset, min_offset))
         if next_ms is not None:  # there is a message to consume
-            span.delay_time = self._clock.now_ms() - next_ms
+            span.delay_time = self._broker.clock.now_ms() - next_ms
         return span
 
     # --- groups -----------------------------------------------------------------------------------
 
+    @handles(RequestCode.GET_CONSUME_STATS)
     async def consume_stats(self, _connection: Connection, request: Command) -> Command:
         """GET_CONSUME_STATS (208)."""
         header = decode_ext(GetConsumeStatsRequestHeader, request.ext)
@@ -156,50 +120,49 @@ class StatsHandlers:
         named = list(filter(None, (header.topic_list or "").split(";")))
         if not named:
             given = (header.topic or "").strip()
-            known = [given] if given else self._offsets.topics_of(group)
+            known = [given] if given else self._broker.offsets.topics_of(group)
             named = [topic for topic in known if self._consumes(group, topic)]
-        table = ObjectPieces(self._clock)
+        table = ObjectPieces(self._broker.clock)
         tps = 0.0
         for topic in dict.fromkeys(named):
-            config = self._topics.get(topic)
+            config = self._broker.topics.get(topic)
             if config is not None:
                 await self._add_progress(table, group, topic, config.read_queue_nums)
-                tps += self._stats.get_tps(topic, group)
-        answer = success(request)
-        answer.body = _consume_stats(table, tps)
-        return answer
+                tps += self._broker.stats.get_tps(topic, group)
+        body = _consume_stats(table, tps)
+        return response_to(request, ResponseCode.SUCCESS, body=body)
 
+    @handles(RequestCode.GET_BROKER_CONSUME_STATS)
     async def all_consume_stats(self, _connection: Connection, request: Command) -> Command:
         """GET_BROKER_CONSUME_STATS (317)."""
         only_order = decode_ext(GetConsumeStatsInBrokerRequestHeader, request.ext).is_order
-        topics_of = self._offsets.dump().group_topic_map or {}
+        topics_of = self._broker.offsets.dump().group_topic_map or {}
         parts: list[bytes] = []
         behind_total = inflight_total = 0
-        for group in [config.group_name for config in self._groups]:
+        for group in [config.group_name for config in self._broker.groups]:
             reports = []
             for topic in topics_of.get(group, ()):
-                config = self._topics.get(topic)
+                config = self._broker.topics.get(topic)
                 is_wanted = config is not None and (config.order or not only_order)
                 if config is not None and is_wanted and self._consumes(group, topic):
-                    table = ObjectPieces(self._clock)
+                    table = ObjectPieces(self._broker.clock)
                     queue_count = config.write_queue_nums
                     behind, inflight = await self._add_progress(table, group, topic, queue_count)
                     behind_total += behind
                     inflight_total += inflight
-                    reports.append(_consume_stats(table, self._stats.get_tps(topic, group)))
-                    await self._clock.sleep(0)
+                    reports.append(_consume_stats(table, self._broker.stats.get_tps(topic, group)))
+                    await self._broker.clock.sleep(0)
             parts.append(b"{%b:[%b]}" % (encode_body(group), b",".join(reports)))
-        answer = success(request)
-        answer.body = (
+        body = (
             b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d,"totalInflightDiff":%d}'
             % (
-                encode_body(self._live.current.broker_addr),
+                encode_body(self._broker.live.current.broker_addr),
                 b",".join(parts),
                 behind_total,
                 inflight_total,
             )
         )
-        return answer
+        return response_to(request, ResponseCode.SUCCESS, body=body)
 
     async def _add_progress(
         self, table: ObjectPieces, group: str, topic: str, queue_count: int
@@ -211,11 +174,11 @@ class StatsHandlers:
         """
         behind = inflight = 0
         for queue_id in range(queue_count):
-            offset = max(0, self._offsets.get(group, topic, queue_id))
+            offset = max(0, self._broker.offsets.get(group, topic, queue_id))
             report = OffsetWrapper(
-                broker_offset=self._reader.max_offset(topic, queue_id),
+                broker_offset=self._broker.store.reader.max_offset(topic, queue_id),
                 consumer_offset=offset,
-                pull_offset=max(offset, self._offsets.get_pulled(group, topic, queue_id)),
+                pull_offset=max(offset, self._broker.offsets.get_pulled(group, topic, queue_id)),
             )
             if offset > 0:
                 report.last_timestamp = max(0, self._store_time(topic, queue_id, offset - 1))
@@ -224,45 +187,44 @@ class StatsHandlers:
             await table.put(self._queue(topic, queue_id), report)
         return behind, inflight
 
+    @handles(RequestCode.QUERY_CORRECTION_OFFSET)
     def correction(self, _connection: Connection, request: Command) -> Command:
         """QUERY_CORRECTION_OFFSET (308)."""
         header = decode_ext(QueryCorrectionOffsetRequestHeader, request.ext)
         left_out = frozenset(filter(None, (header.filter_groups or "").split(",")))
-        smallest = self._offsets.smallest(header.topic, self._reader, left_out)
-        for queue_id, offset in self._offsets.committed(header.compare_group, header.topic).items():
+        smallest = self._broker.offsets.smallest(header.topic, self._broker.store.reader, left_out)
+        for queue_id, offset in self._broker.offsets.committed(
+            header.compare_group, header.topic
+        ).items():
             if smallest.get(queue_id, -1) > offset:
                 smallest[queue_id] = NO_CORRECTION
         return success(request, body=QueryCorrectionOffsetBody(correction_offsets=smallest))
 
     # --- rates ------------------------------------------------------------------------------------
 
+    @handles(RequestCode.VIEW_BROKER_STATS_DATA)
     def view(self, _connection: Connection, request: Command) -> Command:
         """VIEW_BROKER_STATS_DATA (315)."""
         header = decode_ext(ViewBrokerStatsDataRequestHeader, request.ext)
-        return success(request, body=self._stats.view(header.stats_name, header.stats_key))
+        return success(request, body=self._broker.stats.view(header.stats_name, header.stats_key))
 
     # --- inside -----------------------------------------------------------------------------------
 
     def _topic(self, name: str) -> TopicConfig:
-        config = self._topics.get(name)
+        config = self._broker.topics.get(name)
         if config is None:
             raise TopicNotExistError(f"topic[{name}] not exist")
         return config
 
     def _consumes(self, group: str, topic: str) -> bool:
         """Whether a group consumes a topic: not if it is online and subscribes to others only."""
-        online = self._consumers.group(group)
+        online = self._broker.consumers.group(group)
         if online is None or not online.subscriptions:
             return True
-        return self._consumers.subscription(group, topic) is not None
-
-    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
-        return MessageQueue(
-            topic=topic, broker_name=self._live.current.broker_name, queue_id=queue_id
-        )
+        return self._broker.consumers.subscription(group, topic) is not None
 
     def _store_time(self, topic: str, queue_id: int, offset: int) -> int:
-        store_ms = self._reader.store_time(topic, queue_id, offset)
+        store_ms = self._broker.store.reader.store_time(topic, queue_id, offset)
         return -1 if store_ms is None else store_ms
 
 

@@ -16,14 +16,11 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from skylark.broker.topics.topic_table import TopicTable
-from skylark.core.clock import Clock
+from skylark.broker.admin.handler_base import AdminHandlers, handles
 from skylark.core.errors import BrokerError, StoreError
 from skylark.core.names import LMQ_PREFIX
 from skylark.net.connection import Connection
-from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import success
-from skylark.store.message_store import MessageStore
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 
@@ -33,53 +30,45 @@ logger = logging.getLogger(__name__)
 QUEUES_PER_TURN: Final = 256
 
 
-class CleaningHandlers:
+class CleaningHandlers(AdminHandlers):
     """The requests that free space."""
 
-    def __init__(self, topics: TopicTable, store: MessageStore, clock: Clock) -> None:
-        self._topics = topics
-        self._store = store
-        self._clock = clock
-
-    def add_to(self, dispatcher: Dispatcher) -> None:
-        """Register the handler of each code."""
-        dispatcher.add_cold(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, self.clean_expired_queues)
-        dispatcher.add_cold(RequestCode.CLEAN_UNUSED_TOPIC, self.clean_unused_topics)
-        dispatcher.add_hot(RequestCode.DELETE_EXPIRED_COMMITLOG, self.delete_expired_files)
-
+    @handles(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
     async def clean_expired_queues(self, connection: Connection, request: Command) -> Command:
         """CLEAN_EXPIRED_CONSUMEQUEUE (306)."""
         deleted = 0
-        for number, queue in enumerate(tuple(self._store.queues), 1):
+        for number, queue in enumerate(tuple(self._broker.store.queues), 1):
             try:
-                is_deleted = self._store.retention.clean_expired_queue(
-                    queue, self._topics.system_names
+                is_deleted = self._broker.store.retention.clean_expired_queue(
+                    queue, self._broker.topics.system_names
                 )
             except StoreError as error:
                 raise BrokerError(str(error)) from error
             deleted += is_deleted
             if is_deleted or number % QUEUES_PER_TURN == 0:
-                await self._clock.sleep(0)
+                await self._broker.clock.sleep(0)
         logger.info("%r deleted %d queues without messages", connection, deleted)
         return success(request)
 
+    @handles(RequestCode.CLEAN_UNUSED_TOPIC)
     async def clean_unused_topics(self, connection: Connection, request: Command) -> Command:
         """CLEAN_UNUSED_TOPIC (316)."""
-        for topic in self._store.queues.topics():
-            if topic in self._topics or self._topics.is_system(topic):
+        for topic in self._broker.store.queues.topics():
+            if topic in self._broker.topics or self._broker.topics.is_system(topic):
                 continue
             if topic.startswith(LMQ_PREFIX):  # light queues have no topic configuration
                 continue
             logger.info("%r deletes the queues of %s, which is not a topic", connection, topic)
             try:
-                self._store.delete_topic(topic)
+                self._broker.store.delete_topic(topic)
             except StoreError as error:
                 raise BrokerError(str(error)) from error
-            await self._clock.sleep(0)
+            await self._broker.clock.sleep(0)
         return success(request)
 
+    @handles(RequestCode.DELETE_EXPIRED_COMMITLOG)
     def delete_expired_files(self, connection: Connection, request: Command) -> Command:
         """DELETE_EXPIRED_COMMITLOG (329)."""
         logger.info("%r requests the deletion of expired files", connection)
-        self._store.retention.request_deletion()
+        self._broker.store.retention.request_deletion()
         return success(request)

@@ -10,71 +10,39 @@ a newer version in the next round, and copies again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from skylark.broker.admin.chunked_json import ObjectPieces
-from skylark.broker.delay.timer_service import TimerService
-from skylark.broker.groups.consumer_offsets import OffsetTable
-from skylark.broker.groups.request_modes import RequestModes
-from skylark.core.clock import Clock
+from skylark.broker.admin.handler_base import AdminHandlers, handles
 from skylark.core.errors import BrokerError
 from skylark.net.connection import Connection
-from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import success
-from skylark.wire.bodies.common_body import Body
-from skylark.wire.codes import RequestCode
-from skylark.wire.command import Command
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import encode_body
 
 NO_TIMER: Final = "timerWheelEnable is false, or this broker is a slave"
 
 
-class SyncHandlers:
+class SyncHandlers(AdminHandlers):
     """The requests of slaves for whole tables."""
 
-    def __init__(
-        self,
-        offsets: OffsetTable,
-        modes: RequestModes,
-        clock: Clock,
-        *,
-        delay_offsets: Callable[[], Body],
-        timer: TimerService | None,
-    ) -> None:
-        """``delay_offsets`` gives the content of ``delayOffset.json``."""
-        self._offsets = offsets
-        self._modes = modes
-        self._clock = clock
-        self._delay_offsets = delay_offsets
-        self._timer = timer
-
-    def add_to(self, dispatcher: Dispatcher) -> None:
-        """Register the handler of each code."""
-        dispatcher.add_cold(RequestCode.GET_ALL_CONSUMER_OFFSET, self.get_offsets)
-        dispatcher.add_hot(RequestCode.GET_ALL_DELAY_OFFSET, self.get_delay_offsets)
-        dispatcher.add_hot(RequestCode.GET_TIMER_CHECK_POINT, self.get_timer_checkpoint)
-        dispatcher.add_hot(RequestCode.GET_TIMER_METRICS, self.get_timer_counts)
-        dispatcher.add_hot(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, self.get_modes)
-
+    @handles(RequestCode.GET_ALL_CONSUMER_OFFSET)
     async def get_offsets(self, _connection: Connection, request: Command) -> Command:
         """GET_ALL_CONSUMER_OFFSET (43)."""
-        tables = self._offsets.dump()
-        answer = success(request)
-        answer.body = (
-            b'{"dataVersion":%b,"groupTopicMap":%b,"offsetTable":%b,"pullOffsetTable":%b}'
-            % (
-                encode_body(tables.data_version),
-                await self._encode(tables.group_topic_map or {}),
-                await self._encode(tables.offset_table),
-                # Java's slave does not know this table, and can only skip keys that are strings.
-                await self._encode(tables.pull_offset_table or {}, keys_as_text=True),
-            )
+        tables = self._broker.offsets.dump()
+        body = b'{"dataVersion":%b,"groupTopicMap":%b,"offsetTable":%b,"pullOffsetTable":%b}' % (
+            encode_body(tables.data_version),
+            await self._encode(tables.group_topic_map or {}),
+            await self._encode(tables.offset_table),
+            # Java's slave does not know this table, and can only skip keys that are strings.
+            await self._encode(tables.pull_offset_table or {}, keys_as_text=True),
         )
-        return answer
+        return response_to(request, ResponseCode.SUCCESS, body=body)
 
     async def _encode(self, table: Mapping[str, Any], *, keys_as_text: bool = False) -> bytes:
-        pieces = ObjectPieces(self._clock)
+        pieces = ObjectPieces(self._broker.clock)
         for key in list(table):
             value = table.get(key)
             if value is not None:
@@ -83,24 +51,27 @@ class SyncHandlers:
                 await pieces.put(key, value)
         return pieces.encode()
 
+    @handles(RequestCode.GET_ALL_DELAY_OFFSET)
     def get_delay_offsets(self, _connection: Connection, request: Command) -> Command:
         """GET_ALL_DELAY_OFFSET (45)."""
-        return success(request, body=self._delay_offsets())
+        return success(request, body=self._broker.delay_offsets())
 
+    @handles(RequestCode.GET_TIMER_CHECK_POINT)
     def get_timer_checkpoint(self, _connection: Connection, request: Command) -> Command:
         """GET_TIMER_CHECK_POINT (60)."""
-        if self._timer is None:
+        if self._broker.timer is None:
             raise BrokerError("The checkpoint is null", hint=NO_TIMER)
-        answer = success(request)
-        answer.body = self._timer.checkpoint_body()
-        return answer
+        body = self._broker.timer.checkpoint_body()
+        return response_to(request, ResponseCode.SUCCESS, body=body)
 
+    @handles(RequestCode.GET_TIMER_METRICS)
     def get_timer_counts(self, _connection: Connection, request: Command) -> Command:
         """GET_TIMER_METRICS (61)."""
-        if self._timer is None:
+        if self._broker.timer is None:
             raise BrokerError("The timer message store is null", hint=NO_TIMER)
-        return success(request, body=self._timer.counts_table())
+        return success(request, body=self._broker.timer.counts_table())
 
+    @handles(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
     def get_modes(self, _connection: Connection, request: Command) -> Command:
         """GET_ALL_MESSAGE_REQUEST_MODE (402)."""
-        return success(request, body=self._modes.dump())
+        return success(request, body=self._broker.request_modes.dump())

@@ -10,17 +10,12 @@ loop, so that no other request sees a part of it; the log keeps the messages unt
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection
 
-from skylark.broker.groups.consumer_offsets import OffsetTable
-from skylark.broker.groups.consumer_table import ConsumerTable
-from skylark.broker.live_settings import LiveSettings
+from skylark.broker.admin.handler_base import AdminHandlers, handles
 from skylark.broker.table_pages import PageRequest
-from skylark.broker.table_saver import SavedTables, until_saved
-from skylark.broker.topics.topic_table import TopicTable
+from skylark.broker.table_saver import until_saved
 from skylark.core.errors import BrokerError, TopicNotExistError
 from skylark.net.connection import Connection
-from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import UNSET_REMARK, success
 from skylark.wire.bodies.admin_body import QuerySubscriptionResponseBody
 from skylark.wire.bodies.common_body import GroupList, TopicList
@@ -40,51 +35,12 @@ from skylark.wire.headers.ha import GetAllTopicConfigRequestHeader, GetAllTopicC
 logger = logging.getLogger(__name__)
 
 
-class TopicHandlers:
+class TopicHandlers(AdminHandlers):
     """The requests about topics."""
-
-    def __init__(
-        self,
-        live: LiveSettings,
-        topics: TopicTable,
-        offsets: OffsetTable,
-        consumers: ConsumerTable,
-        saved: SavedTables,
-        *,
-        delete_queues: Callable[[Collection[str]], None],
-        announced: Callable[[], Awaitable[None]],
-    ) -> None:
-        """``delete_queues`` deletes the queues and counters of topics.
-
-        ``announced`` waits until the name servers have the topics, or until their timeout; it does
-        not raise for servers that do not answer.
-        """
-        self._live = live
-        self._topics = topics
-        self._offsets = offsets
-        self._consumers = consumers
-        self._saved = saved
-        self._delete_queues = delete_queues
-        self._announced = announced
-
-    def add_to(self, dispatcher: Dispatcher) -> None:
-        """Register the handler of each code."""
-        dispatcher.add_cold(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update)
-        dispatcher.add_cold(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.update_list)
-        dispatcher.add_cold(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)
-        hot = {
-            RequestCode.GET_TOPIC_CONFIG: self.get,
-            RequestCode.GET_ALL_TOPIC_CONFIG: self.get_all,
-            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.get_system_topics,
-            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.get_groups,
-            RequestCode.QUERY_TOPICS_BY_CONSUMER: self.get_topics_of_group,
-            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.get_subscription,
-        }
-        for code, handler in hot.items():
-            dispatcher.add_hot(code, handler)
 
     # --- changes ----------------------------------------------------------------------------------
 
+    @handles(RequestCode.UPDATE_AND_CREATE_TOPIC)
     async def update(self, connection: Connection, request: Command) -> Command:
         """UPDATE_AND_CREATE_TOPIC (17)."""
         header = decode_ext(CreateTopicRequestHeader, request.ext)
@@ -99,47 +55,51 @@ class TopicHandlers:
             topic_sys_flag=header.topic_sys_flag or 0,
             order=header.order,
         )
-        if self._topics.update(requested, header.attributes or ""):
+        if self._broker.topics.update(requested, header.attributes or ""):
             logger.info("%r set topic %s", connection, header.topic)
         return await self._saved_and_announced(request)
 
+    @handles(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST)
     async def update_list(self, connection: Connection, request: Command) -> Command:
         """UPDATE_AND_CREATE_TOPIC_LIST (18)."""
         requested = decode_body(CreateTopicListRequestBody, request.body or b"").topic_config_list
-        if self._topics.update_all(requested):
+        if self._broker.topics.update_all(requested):
             logger.info("%r set %d topics", connection, len(requested))
         return await self._saved_and_announced(request)
 
     async def _saved_and_announced(self, request: Command) -> Command:
         """The answer to a change; waits also if nothing changed, for earlier changes."""
-        await until_saved(self._saved.topics)
-        await self._announced()
+        await until_saved(self._broker.saved.topics)
+        await self._broker.announced()
         return success(request, remark=UNSET_REMARK)
 
+    @handles(RequestCode.DELETE_TOPIC_IN_BROKER)
     async def delete(self, connection: Connection, request: Command) -> Command:
         """DELETE_TOPIC_IN_BROKER (215)."""
         topic = decode_ext(TopicRequestHeader, request.ext).topic
-        existed = topic in self._topics
-        gone = self._topics.delete(topic, self._offsets.groups_of(topic))
+        existed = topic in self._broker.topics
+        gone = self._broker.topics.delete(topic, self._broker.offsets.groups_of(topic))
         for name in gone:
-            self._offsets.remove_topic(name)
-        self._delete_queues(gone)
+            self._broker.offsets.remove_topic(name)
+        self._broker.delete_queues(gone)
         if existed:
             logger.info("%r deleted topic %s", connection, topic)
-        self._saved.offsets.mark()
-        await until_saved(self._saved.topics, self._saved.offsets)
+        self._broker.saved.offsets.mark()
+        await until_saved(self._broker.saved.topics, self._broker.saved.offsets)
         return success(request)
 
     # --- reading ----------------------------------------------------------------------------------
 
+    @handles(RequestCode.GET_TOPIC_CONFIG)
     def get(self, _connection: Connection, request: Command) -> Command:
         """GET_TOPIC_CONFIG (351). No topic has a mapping: there are no static topics."""
         topic = decode_ext(TopicRequestHeader, request.ext).topic
-        config = self._topics.get(topic)
+        config = self._broker.topics.get(topic)
         if config is None:
             raise TopicNotExistError(f"No topic in this broker. topic: {topic}")
         return success(request, body=config)
 
+    @handles(RequestCode.GET_ALL_TOPIC_CONFIG)
     def get_all(self, _connection: Connection, request: Command) -> Command:
         """GET_ALL_TOPIC_CONFIG (21), whole or in pages."""
         header = decode_ext(GetAllTopicConfigRequestHeader, request.ext)
@@ -148,34 +108,42 @@ class TopicHandlers:
         )
         return success(
             request,
-            header=GetAllTopicConfigResponseHeader(total_topic_num=len(self._topics)),
-            body=self._topics.page(page),
+            header=GetAllTopicConfigResponseHeader(total_topic_num=len(self._broker.topics)),
+            body=self._broker.topics.page(page),
         )
 
+    @handles(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     def get_system_topics(self, _connection: Connection, request: Command) -> Command:
         """GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305)."""
-        return success(request, body=TopicList(topic_list=sorted(self._topics.system_names)))
+        return success(request, body=TopicList(topic_list=sorted(self._broker.topics.system_names)))
 
+    @handles(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
     def get_groups(self, _connection: Connection, request: Command) -> Command:
         """QUERY_TOPIC_CONSUME_BY_WHO (300): groups that are online, and those with offsets."""
         topic = decode_ext(TopicRequestHeader, request.ext).topic
-        online, known = self._consumers.groups_of_topic(topic), self._offsets.groups_of(topic)
+        online, known = (
+            self._broker.consumers.groups_of_topic(topic),
+            self._broker.offsets.groups_of(topic),
+        )
         return success(request, body=GroupList(group_list=list(dict.fromkeys(online + known))))
 
+    @handles(RequestCode.QUERY_TOPICS_BY_CONSUMER)
     def get_topics_of_group(self, _connection: Connection, request: Command) -> Command:
         """QUERY_TOPICS_BY_CONSUMER (343): topics for which the group has offsets."""
         group = decode_ext(GroupRequestHeader, request.ext).group
         body = TopicList(
-            topic_list=self._offsets.topics_of(group), broker_addr=self._live.current.broker_addr
+            topic_list=self._broker.offsets.topics_of(group),
+            broker_addr=self._broker.live.current.broker_addr,
         )
         return success(request, body=body)
 
+    @handles(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
     def get_subscription(self, _connection: Connection, request: Command) -> Command:
         """QUERY_SUBSCRIPTION_BY_CONSUMER (345)."""
         header = decode_ext(QuerySubscriptionByConsumerRequestHeader, request.ext)
         body = QuerySubscriptionResponseBody(
             group=header.group,
             topic=header.topic,
-            subscription_data=self._consumers.subscription(header.group, header.topic or ""),
+            subscription_data=self._broker.consumers.subscription(header.group, header.topic or ""),
         )
         return success(request, body=body)

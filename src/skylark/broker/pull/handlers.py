@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from skylark.broker.api import Pending, PullOutcome, PullRequest, PullResult, PullService
-from skylark.broker.pull.pull_filters import PullForbiddenError
+from skylark.broker.pull.pull_checks import PullForbiddenError
 from skylark.core.errors import BrokerError
 from skylark.net.connection import Connection
 from skylark.net.dispatch import LATER, Answer, Dispatcher, LateAnswer, error_response

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from skylark.broker.api import Peer, Pending, PullOutcome, PullRequest, PullResult
 from skylark.broker.pull.long_polling import HeldPulls
-from skylark.broker.pull.pull_filters import PullFilter
+from skylark.broker.pull.pull_checks import PullFilter
 from skylark.core.clock import Clock, TimerHandle
 from skylark.core.errors import SystemBusyError
 from skylark.store.consume_queue import EntryQueue

@@ -29,6 +29,8 @@ from collections.abc import Container
 from itertools import count
 from typing import Final, Generic, TypeAlias, TypeVar
 
+import msgspec
+
 from skylark.broker.api import Peer
 from skylark.filter.sql_eval import SqlFilter
 from skylark.filter.tag import TagFilter
@@ -44,41 +46,19 @@ Token = TypeVar("Token")
 QueueKey: TypeAlias = tuple[str, int]  # topic, queue id
 
 
-class _Held(Generic[Token]):
+class _Held(msgspec.Struct, Generic[Token], eq=False):
     """One held pull. Only its heap entry with ``due_ms`` is valid; -1 after it was removed."""
 
-    __slots__ = (
-        "due_ms",
-        "key",
-        "offset",
-        "parked_ms",
-        "peer",
-        "sql",
-        "tags",
-        "token",
-        "wakes_at_check",
-    )
-
-    def __init__(
-        self,
-        key: QueueKey,
-        token: Token,
-        peer: Peer,
-        offset: int,
-        parked_ms: int,
-        due_ms: int,
-        tags: TagFilter | None,
-        sql: SqlFilter | None,
-    ) -> None:
-        self.key = key
-        self.token = token
-        self.peer = peer
-        self.offset = offset
-        self.parked_ms = parked_ms
-        self.due_ms = due_ms
-        self.tags = tags
-        self.sql = sql
-        self.wakes_at_check = False  # whether it wakes at its next check, if that precedes due_ms
+    key: QueueKey
+    token: Token
+    peer: Peer
+    offset: int
+    parked_ms: int
+    due_ms: int
+    tags: TagFilter | None
+    sql: SqlFilter | None
+    #: Whether it wakes at its next check, if that precedes ``due_ms``.
+    wakes_at_check: bool = False
 
 
 class HeldPulls(Generic[Token]):

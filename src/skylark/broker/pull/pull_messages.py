@@ -1,9 +1,8 @@
 """Pulls: reads queues for consumers, now or when there are messages to read.
 
-The checks come in Java's order (:mod:`skylark.broker.pull.pull_checks`), then the filter
-(:mod:`skylark.broker.pull.pull_filters`), then the read. Code and remark of the result follow from
-the status of the read. The messages are records of the log, leased until the endpoint releases
-them.
+The checks come in Java's order, then the filter (:mod:`skylark.broker.pull.pull_checks`), then the
+read. Code and remark of the result follow from the status of the read. The messages are records of
+the log, leased until the endpoint releases them.
 
 **Waiting.** A pull that reaches the end of its queue and may wait (sysFlag 2) is held
 (:mod:`skylark.broker.pull.held_pull_runner`). When it wakes, the whole request runs again, and has
@@ -35,8 +34,7 @@ from skylark.broker.groups.broadcast_offsets import BroadcastOffsets
 from skylark.broker.groups.consumer_offsets import OffsetTable
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.pull.held_pull_runner import HeldPullRunner
-from skylark.broker.pull.pull_checks import PullChecks
-from skylark.broker.pull.pull_filters import PullFilter
+from skylark.broker.pull.pull_checks import PullChecks, PullFilter
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.stats.store_stats import StoreStats
 from skylark.broker.topics.topic_table import TopicTable

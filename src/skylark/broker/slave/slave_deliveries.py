@@ -20,7 +20,6 @@ A crash leaves each file as it was or as it is; they do not depend on each other
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
@@ -30,7 +29,6 @@ from skylark.broker.table_saver import CONFIG_DIRECTORY
 from skylark.store.config_files import TIMER_METRICS, ConfigFiles
 from skylark.store.config_tables import DelayOffsetTable, TimerMetricsTable
 from skylark.store.file_system import FileSystem
-from skylark.store.message_store import MessageStore
 from skylark.store.timer.timer_checkpoint import TimerCheckpointFile
 from skylark.store.timer.timer_layout import LOG_DIRECTORY, UNIT_SIZE
 from skylark.store.timer.timer_log import TimerLog
@@ -61,35 +59,21 @@ class HeldCopy(Generic[T]):
         return copy
 
 
-def delivery_copies(
-    files: FileSystem, config: BrokerConfig, config_files: ConfigFiles, store: MessageStore
-) -> DeliveryCopies:
-    """The copies of a slave with these settings and this store."""
-    return DeliveryCopies(
-        files,
-        config.store.store_path_root_dir,
-        config_files,
-        timer_log_file_size=config.mapped_file_size_timer_log,
-        flushed_where=lambda: store.log.files.flushed_where,
-    )
-
-
 class DeliveryCopies:
     """The three files of a slave. Methods that write the timer's files block."""
 
     def __init__(
         self,
         files: FileSystem,
-        root: Path,
+        config: BrokerConfig,
         config_files: ConfigFiles,
-        *,
-        timer_log_file_size: int,
         flushed_where: Callable[[], int],
     ) -> None:
         """``flushed_where``: up to where the log of the slave is on disk."""
+        root = config.store.store_path_root_dir
         self._config_files = config_files
         self._checkpoint = TimerCheckpointFile(files, root / CONFIG_DIRECTORY)
-        self._timer_log = TimerLog(root / LOG_DIRECTORY, timer_log_file_size, files)
+        self._timer_log = TimerLog(root / LOG_DIRECTORY, config.mapped_file_size_timer_log, files)
         self._own_units_end = 0
         self._counts_version = DataVersion()
         self.held_delays = HeldCopy[DelayOffsetTable](flushed_where)

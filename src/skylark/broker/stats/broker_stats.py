@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from skylark.core.errors import BrokerError
 from skylark.wire.bodies.stats import BrokerStatsData, BrokerStatsItem
@@ -251,14 +251,7 @@ class BrokerStats:
     # --- sampling ---
 
     @property
-    def tables(
-        self,
-    ) -> tuple[
-        MeterTable[str, Meter],
-        MeterTable[tuple[str, str], Meter],
-        MeterTable[tuple[str, str], Meter],
-        MeterTable[tuple[int, str, str], QueueMeter],
-    ]:
+    def tables(self) -> tuple[MeterTable[Any, Any], ...]:
         return self.topic_puts, self.group_gets, self.send_backs, self.queue_gets
 
     def meters(self) -> Iterator[Meter]:

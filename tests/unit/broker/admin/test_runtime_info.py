@@ -1,122 +1,121 @@
-"""Request 28, against the answer of a real broker."""
+"""Request 28 and request 907 on a broker that runs."""
 
 from __future__ import annotations
 
-import base64
-import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from skylark.broker.admin.runtime_info import RuntimeFacts, byte_count, runtime_info
-from skylark.broker.delay.timer_service import TimerFacts
-from skylark.broker.stats.store_stats import DayTotals, StoreStats
+from skylark.broker.admin.runtime_info import byte_count, used_ratio
+from skylark.store.file_system import DiskUsage
 from skylark.wire.bodies.common_body import KVTable
+from skylark.wire.bodies.ha_body import HARuntimeInfo
+from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body
-from skylark.wire.frame import decode_frame
+from tests.unit.broker.recorded import exchanges
+from tests.unit.broker.stored import Stored, stored, texts
 
-FRAMES = Path(__file__).parents[3] / "golden" / "data" / "frames"
-BOOT_MS = 1_794_710_569_179
+#: Rows with the same value at every broker that has just started.
+ALIKE = (
+    "brokerVersionDesc",
+    "commitLogMinOffset",
+    "dispatchBehindBytes",
+    "pageCacheLockTimeMills",
+    "remainTransientStoreBufferNumbs",
+    "startAcceptSendRequestTimeStamp",
+)
 
 
-def recorded_table() -> dict[str, str]:
-    lines = (FRAMES / "admin-brokerStatus.jsonl").read_text().splitlines()
-    answer = decode_frame(base64.b64decode(json.loads(lines[1])["raw"]))
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[Stored]:
+    async with stored(tmp_path) as running:
+        yield running
+
+
+async def table(world: Stored) -> dict[str, str]:
+    answer = await world.call(RequestCode.GET_BROKER_RUNTIME_INFO)
+    assert (answer.code, answer.remark, answer.ext) == (0, None, None)
     return decode_body(KVTable, answer.body or b"").table
 
 
-def facts_of_the_recording() -> RuntimeFacts:
-    return RuntimeFacts(
-        is_active=True,
-        log_min_offset=0,
-        log_max_offset=31_549,
-        commit_log_disk_ratios={"store/commitlog": 0.18},
-        consume_queue_disk_ratio=0.18,
-        disk_size=252 << 30,
-        disk_free_size=round(236.2 * 2**30),
-        earliest_message_ms=1_794_710_607_538,
-        schedule_offsets={1: (3, 3)},
-    )
+async def test_all_rows_of_a_real_broker_are_there(world: Stored, tmp_path: Path) -> None:
+    world.add_topic("T", 1)
+    await world.send("T", properties="DELAY\x011\x02")
+    await world.clock.advance(62)
+    ((_, recorded),) = exchanges("admin-brokerStatus", RequestCode.GET_BROKER_RUNTIME_INFO)
+    theirs = decode_body(KVTable, recorded.body or b"").table
+    path = Path(texts(tmp_path)["storePathRootDir"]) / "commitlog"
+    expected = {key.replace("store/commitlog", str(path)) for key in theirs}
+    ours = await table(world)
+    assert ours.keys() == expected
+    assert ours["scheduleMessageOffset_1"] == "1,1"
+    assert ours["brokerActive"] == "true"
+    assert ours["putTps"].count(" ") == theirs["putTps"].count(" ") == 2
+    for key in theirs:
+        if key.startswith("timer") or "Queue" in key or key in ALIKE:
+            assert ours[key] == theirs[key], key
 
 
-def test_the_table_is_that_of_a_real_broker() -> None:
-    stats = StoreStats(BOOT_MS)
-    for second in range(62):
-        stats.sample(second * 1000)
-    stats.put_count, stats.put_size, stats.put_failed_count = 87, 31_549, 1
-    stats.put_ms_max, stats.get_ms_max = 99, 31
-    table = runtime_info(
-        facts_of_the_recording(), stats.rows(BOOT_MS + 413_000), DayTotals().rows(47, 128)
-    )
-    theirs = recorded_table()
-    assert table.keys() == theirs.keys()
-    # Rates and put times of that minute cannot be had again.
-    varying = {
-        "getFoundTps",
-        "getMissTps",
-        "getTotalTps",
-        "getTransferredTps",
-        "putMessageDistributeTime",
-        "putLatency99",
-        "putLatency999",
-    }
-    for key, value in theirs.items():
-        if key not in varying:
-            assert table[key] == value, key
-    assert all(isinstance(value, str) for value in table.values())
-    assert len(table["getTotalTps"].split(" ")) == len(theirs["getTotalTps"].split(" ")) == 3
+async def test_what_was_put_and_got(world: Stored) -> None:
+    world.add_topic("T", 1)
+    first_ms = world.clock.now_ms()
+    for _ in range(3):
+        await world.send("T")
+    assert (await world.pull(0)).code == 0
+    rows = await table(world)
+    assert (rows["msgPutTotalTodayNow"], rows["msgGetTotalTodayNow"]) == ("3", "3")
+    assert rows["putMessageTimesTotal"] == "3"
+    log = world.features.store.log
+    assert rows["commitLogMaxOffset"] == rows["putMessageSizeTotal"] == str(log.max_offset)
+    assert rows["earliestMessageTimeStamp"] == str(first_ms)
+    assert rows["remainTransientStoreBufferNumbs"] == str(2**31 - 1)
+    assert "remainHowManyDataToCommit" not in rows
+    assert rows["dispatchBehindBytes"] == "0"
 
 
-def test_what_the_recording_does_not_show() -> None:
-    facts = RuntimeFacts(
-        is_active=False,
-        log_min_offset=1024,
-        log_max_offset=4096,
-        commit_log_disk_ratios={"/a": 0.5, "/b": 0.25},
-        consume_queue_disk_ratio=0.3,
-        disk_size=500,
-        disk_free_size=100,
-        earliest_message_ms=-1,
-        dispatch_behind_bytes=17,
-        append_ms=1_234,
-        unflushed_size=2_048,
-        uncommitted_size=1_536,
-        free_buffer_count=3,
-        start_accept_send_ms=42,
-        timer=TimerFacts(
-            read_behind=1, offset_behind=2, congest_count=3, enqueue_tps=4.5, dequeue_tps=1e10
-        ),
-        schedule_offsets={2: (0, 5), 18: (1, 1)},
-        waiting_counts={"send": 9, "endTransaction": 4},
-        loop_wait_ms=70,
-    )
-    table = runtime_info(facts, {}, {})
-    assert {
-        "brokerActive": "false",
-        "commitLogMinOffset": "1024",
-        "commitLogMaxOffset": "4096",
-        "commitLogDiskRatio": "0.25",
-        "commitLogDiskRatio_/a": "0.5",
-        "commitLogDiskRatio_/b": "0.25",
-        "commitLogDirCapacity": "Total : 500 B, Free : 100 B.",
-        "dispatchBehindBytes": "17",
-        "pageCacheLockTimeMills": "1234",
-        "remainHowManyDataToFlush": "2.0 KiB",
-        "remainHowManyDataToCommit": "1.5 KiB",
-        "remainTransientStoreBufferNumbs": "3",
-        "startAcceptSendRequestTimeStamp": "42",
-        "timerReadBehind": "1",
-        "timerOffsetBehind": "2",
-        "timerCongestNum": "3",
-        "timerEnqueueTps": "4.5",
-        "timerDequeueTps": "1.0E10",
-        "scheduleMessageOffset_2": "0,5",
-        "scheduleMessageOffset_18": "1,1",
-        "sendThreadPoolQueueSize": "9",
-        "pullThreadPoolQueueSize": "0",
-        "sendThreadPoolQueueHeadWaitTimeMills": "70",
-        "EndTransactionQueueSize": "4",
-    }.items() <= table.items()
+async def test_a_store_without_messages(world: Stored) -> None:
+    rows = await table(world)
+    assert (rows["earliestMessageTimeStamp"], rows["commitLogMaxOffset"]) == ("-1", "0")
+    assert 0 < float(rows["commitLogDiskRatio"]) <= 1
+
+
+async def test_a_pool_of_buffers_is_shown(tmp_path: Path) -> None:
+    settings = {"transientStorePoolEnable": "true", "transientStorePoolSize": "3"}
+    async with stored(tmp_path, **settings) as world:
+        world.add_topic("T", 1)
+        await world.send("T")
+        rows = await table(world)
+        assert rows["remainTransientStoreBufferNumbs"] == "2"
+        assert rows["remainHowManyDataToCommit"].endswith(" B")
+
+
+async def test_a_master_without_slaves(world: Stored) -> None:
+    await world.send("T")
+    answer = await world.call(RequestCode.GET_BROKER_HA_STATUS)
+    info = decode_body(HARuntimeInfo, answer.body or b"")
+    assert (info.master, info.in_sync_slave_nums, info.ha_connection_info) == (True, 0, [])
+    assert info.master_commit_log_max_offset == world.features.store.log.max_offset > 0
+
+
+async def test_a_slave_is_shown_as_one(tmp_path: Path) -> None:
+    async with stored(tmp_path, brokerRole="SLAVE", brokerId="1") as world:
+        answer = await world.call(RequestCode.GET_BROKER_HA_STATUS)
+        assert not decode_body(HARuntimeInfo, answer.body or b"").master
+        assert (await table(world))["brokerActive"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("disk", "ratio"),
+    [
+        (DiskUsage(total=1000, free=825, available=820), 0.18),
+        (DiskUsage(total=100, free=50, available=50), 0.5),
+        (DiskUsage(total=0, free=0, available=0), -1.0),
+        (None, -1.0),
+    ],
+)
+def test_shares_are_rounded_up_as_in_java(disk: DiskUsage | None, ratio: float) -> None:
+    assert used_ratio(disk) == ratio
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from skylark.broker.config import load_broker_config
 from skylark.broker.slave.slave_deliveries import DeliveryCopies, HeldCopy
 from skylark.broker.table_saver import CONFIG_DIRECTORY
 from skylark.store.config_files import TIMER_METRICS, ConfigFiles
@@ -27,13 +28,10 @@ CHECKPOINT = TimerCheckpoint(
 
 def copies(root: Path) -> DeliveryCopies:
     files = OsFileSystem()
-    made = DeliveryCopies(
-        files,
-        root,
-        ConfigFiles(files, root / CONFIG_DIRECTORY),
-        timer_log_file_size=FILE_SIZE,
-        flushed_where=lambda: 0,
+    config = load_broker_config(
+        {"storePathRootDir": str(root), "mappedFileSizeTimerLog": str(FILE_SIZE)}
     )
+    made = DeliveryCopies(files, config, ConfigFiles(files, root / CONFIG_DIRECTORY), lambda: 0)
     made.load(DelayOffsetTable())
     return made
 
