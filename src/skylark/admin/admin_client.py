@@ -30,6 +30,8 @@ Counterpart of Java's ``DefaultMQAdminExt``.
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+
 from skylark.admin.admin_session import TIMEOUT_S, Session
 from skylark.admin.cluster_stats import Stats
 from skylark.admin.dlq import DeadLetterQueues
@@ -38,11 +40,9 @@ from skylark.admin.message_operations import Messages
 from skylark.admin.offset_operations import Offsets
 from skylark.admin.server_settings import Settings
 from skylark.admin.topic_operations import Topics
-from skylark.client.core.broker_connections import BrokerConnections
-from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_options import ClientOptions, Duration, given_options, seconds
 from skylark.client.core.client_runtime import ClientRuntime
-from skylark.client.core.instance_registry import acquire_instance
+from skylark.client.core.instance_registry import open_instance
 from skylark.client.core.service_state import ServiceState, Startable, require_new, require_running
 from skylark.core.errors import ConfigError
 
@@ -64,8 +64,7 @@ class Admin(Startable):
         if not self._timeout_s > 0:
             raise ConfigError(f"timeout must be positive, not {timeout!r}")
         self._runtime = runtime
-        self._instance: ClientInstance | None = None
-        self._link: BrokerConnections | None = None
+        self._opened = AsyncExitStack()
         self._session: Session | None = None
 
     def __repr__(self) -> str:
@@ -77,17 +76,11 @@ class Admin(Startable):
         """Start; sends no request yet. Raises ConfigError for invalid addresses."""
         require_new(self.state, "the admin client")
         self.state = ServiceState.START_FAILED
-        client_id = self.options.client_id(stream=True)
-        instance = acquire_instance(self.options, client_id, self._runtime, stream=True)
-        try:
-            await instance.start()
-            self._link = instance.open_link()
-        except BaseException:
-            await instance.release()
-            raise
-        self._instance = instance
+        instance, link = await self._opened.enter_async_context(
+            open_instance(self.options, self._runtime)
+        )
         self._session = Session(
-            self._link,
+            link,
             [str(address) for address in instance.endpoint.namesrv],
             instance.namespace,
             timeout_s=self._timeout_s,
@@ -97,14 +90,8 @@ class Admin(Startable):
     async def stop(self) -> None:
         """Close the connections; does nothing if the client does not run."""
         self.state = ServiceState.SHUTDOWN_ALREADY
-        instance, link = self._instance, self._link
-        self._instance = self._link = self._session = None
-        try:
-            if link is not None:
-                await link.release()
-        finally:
-            if instance is not None:
-                await instance.release()
+        self._session = None
+        await self._opened.aclose()
 
     @property
     def session(self) -> Session:

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
 
 from skylark.admin.errors import NoBrokerError, NotFoundError
-from skylark.admin.fan_out import on_each
+from skylark.admin.fan_out import FannedOut, on_each
 from skylark.client.core.broker_calls import BrokerCalls, Caller, checked, make_request
 from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.namespace import Namespace
@@ -126,6 +126,16 @@ class Session:
         """The body of a broker's response."""
         answer = await self.call(address, make_request(code, header), timeout_s=timeout_s)
         return decode_body(body_type, answer.body or b"{}")
+
+    async def ask_each(
+        self,
+        body_type: type[T],
+        brokers: Mapping[str, str],
+        code: int,
+        header: Header | None = None,
+    ) -> FannedOut[T]:
+        """The bodies of the responses of several brokers, given as name -> address."""
+        return await on_each(brokers, lambda _, address: self.ask(body_type, address, code, header))
 
     async def call_name_server(self, address: str, request: Command, *also: int) -> Command:
         """The successful response of one name server; else raises its error."""
@@ -254,6 +264,13 @@ class Session:
     async def topic_masters(self, topic: str) -> dict[str, str]:
         """Name -> address of the masters that have a topic; raises NotFoundError."""
         return masters_of(await self.route(topic))
+
+
+class Operations:
+    """Base of the groups of admin functions: they share the session of their client."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
 
 class AskingOnce:

@@ -24,7 +24,8 @@ A new plan can be made and applied; the undo of the first plan still restores th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, Literal, TypeAlias
+from contextlib import suppress
+from typing import Final, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -39,17 +40,15 @@ from skylark.wire.bodies.config import SubscriptionGroupConfig
 Kind: TypeAlias = Literal["topic", "group"]
 Action: TypeAlias = Literal["create", "change", "delete"]
 Value: TypeAlias = bool | int | str | None
+Permission: TypeAlias = Literal["r", "w", "rw"]
 
-#: Settings of groups that a spec may have, with the broker's names.
-GROUP_FIELDS: Final = (
-    "consume_enable",
-    "consume_from_min_enable",
-    "consume_broadcast_enable",
-    "consume_message_orderly",
-    "retry_queue_nums",
-    "retry_max_times",
-    "consume_timeout_minute",
-)
+#: Start of the names of attributes among the settings of a topic.
+_ATTRIBUTE: Final = "attributes."
+#: What undo does not bring back after a deletion.
+_LOST: Final[Mapping[Kind, str]] = {
+    "topic": "the messages of topic",
+    "group": "offsets and retries of group",
+}
 
 
 class TopicSpec(
@@ -63,7 +62,7 @@ class TopicSpec(
     queues: int | None = None  #: sets read_queues and write_queues
     read_queues: int | None = None
     write_queues: int | None = None
-    perm: Literal["r", "w", "rw"] | None = None
+    perm: Permission | None = None
     order: bool | None = None
     attributes: dict[str, str | None] = {}  #: None removes the attribute
 
@@ -83,6 +82,9 @@ class GroupSpec(
     retry_queue_nums: int | None = None
     retry_max_times: int | None = None
     consume_timeout_minute: int | None = None
+
+
+SpecT = TypeVar("SpecT", TopicSpec, GroupSpec)
 
 
 class Desired(
@@ -188,74 +190,48 @@ class _Planner:
             raise NotFoundError(f"broker {broker} does not exist", hint=f"known: {known}")
         return [broker]
 
-    # ---- topics ----------------------------------------------------------------------------------
-
     async def topic(self, spec: TopicSpec) -> None:
-        parts = await self._parts(spec.name)
-        if spec.absent:
-            if parts:
-                self.changes.append(_change("delete", "topic", spec.name, None))
-                self.undo_topics += [
-                    _current_topic_spec(spec.name, part) for part in parts.values()
-                ]
-                self.stays.append(f"undo does not restore the messages of topic {spec.name}")
-            return
-        for broker in self._brokers(spec.broker):
-            part = parts.get(broker)
-            fields = _topic_fields(spec, part)
-            if part is None:
-                self.changes.append(_change("create", "topic", spec.name, broker, fields))
-            elif fields:
-                self.changes.append(_change("change", "topic", spec.name, broker, fields))
-                self.undo_topics.append(_topic_undo(spec.name, part, fields))
-        made = [broker for broker in self._brokers(spec.broker) if broker not in parts]
-        if made and not parts:
-            self.undo_topics.append(TopicSpec(name=spec.name, absent=True))
-        elif made:
-            self.stays.append(f"undo does not delete topic {spec.name} on {', '.join(made)}")
-
-    async def _parts(self, topic: str) -> dict[str, TopicPart]:
-        try:
-            found = await self._admin.topics.describe(topic)
-        except NotFoundError:
-            return {}
-        if found.failures:
-            raise PartialFailureError(found.failures, found.parts)
-        return {part.broker: part for part in found.parts}
-
-    # ---- groups ----------------------------------------------------------------------------------
+        present: dict[str, TopicSpec] = {}
+        with suppress(NotFoundError):
+            found = await self._admin.topics.describe(spec.name)
+            if found.failures:
+                raise PartialFailureError(found.failures, found.parts)
+            present = {part.broker: _current_topic_spec(spec.name, part) for part in found.parts}
+        self._compare("topic", spec, present, self.undo_topics)
 
     async def group(self, spec: GroupSpec) -> None:
-        configs = await self._configs(spec.name)
-        if spec.absent:
-            if configs:
-                self.changes.append(_change("delete", "group", spec.name, None))
-                self.undo_groups += [_current_group_spec(entry) for entry in configs.values()]
-                self.stays.append(f"undo does not restore offsets and retries of group {spec.name}")
-            return
-        for broker in self._brokers(spec.broker):
-            entry = configs.get(broker)
-            fields = _group_fields(spec, None if entry is None else entry.config)
-            if entry is None:
-                self.changes.append(_change("create", "group", spec.name, broker, fields))
-            elif fields:
-                self.changes.append(_change("change", "group", spec.name, broker, fields))
-                old = {field.field: field.old for field in fields}
-                self.undo_groups.append(_group_spec(spec.name, broker, old))
-        made = [broker for broker in self._brokers(spec.broker) if broker not in configs]
-        if made and not configs:
-            self.undo_groups.append(GroupSpec(name=spec.name, absent=True))
-        elif made:
-            self.stays.append(f"undo does not delete group {spec.name} on {', '.join(made)}")
+        present: dict[str, GroupSpec] = {}
+        with suppress(NotFoundError):
+            found = await self._admin.groups.describe(spec.name)
+            if found.failures:
+                raise PartialFailureError(found.failures, found.configs)
+            present = {entry.broker: _current_group_spec(entry) for entry in found.configs}
+        self._compare("group", spec, present, self.undo_groups)
 
-    async def _configs(self, group: str) -> dict[str, GroupOnBroker]:
-        try:
-            found = await self._admin.groups.describe(group)
-        except NotFoundError:
-            return {}
-        if found.failures:
-            raise PartialFailureError(found.failures, found.configs)
-        return {entry.broker: entry for entry in found.configs}
+    def _compare(
+        self, kind: Kind, spec: SpecT, present: Mapping[str, SpecT], undo: list[SpecT]
+    ) -> None:
+        """Plan the changes from the ``present`` state of each broker to the desired one."""
+        if spec.absent:
+            if present:
+                self.changes.append(_change("delete", kind, spec.name, None))
+                undo += present.values()
+                self.stays.append(f"undo does not restore {_LOST[kind]} {spec.name}")
+            return
+        made = []
+        for broker in self._brokers(spec.broker):
+            fields = _differences(spec, present.get(broker))
+            if broker not in present:
+                made.append(broker)
+                self.changes.append(_change("create", kind, spec.name, broker, fields))
+            elif fields:
+                self.changes.append(_change("change", kind, spec.name, broker, fields))
+                old = {field.field: field.old for field in fields}
+                undo.append(_spec(type(spec), spec.name, broker, old))
+        if made and not present:
+            undo.append(type(spec)(name=spec.name, absent=True))
+        elif made:
+            self.stays.append(f"undo does not delete {kind} {spec.name} on {', '.join(made)}")
 
 
 def _change(
@@ -264,81 +240,61 @@ def _change(
     return Change(action=action, kind=kind, name=name, broker=broker, fields=fields)
 
 
-def _topic_fields(spec: TopicSpec, part: TopicPart | None) -> tuple[FieldChange, ...]:
-    """The settings that differ; for a new topic, those that the spec names."""
-    wanted: dict[str, Value] = {
-        "read_queues": spec.read_queues if spec.queues is None else spec.queues,
-        "write_queues": spec.write_queues if spec.queues is None else spec.queues,
-        "perm": spec.perm,
-        "order": spec.order,
-    }
-    present: dict[str, Value] = {}
-    attributes: Mapping[str, str] = {}
-    if part is not None:
-        present = {
-            "read_queues": part.read_queue_count,
-            "write_queues": part.write_queue_count,
-            "perm": part.perm,
-            "order": part.order,
-        }
-        attributes = part.attributes
-    changes = [
-        FieldChange(field=name, old=present.get(name), new=value)
-        for name, value in wanted.items()
-        if value is not None and value != present.get(name)
-    ]
-    changes += [
-        FieldChange(field=f"attributes.{key}", old=attributes.get(key), new=value)
-        for key, value in sorted(spec.attributes.items())
-        if attributes.get(key) != value
-    ]
-    return tuple(changes)
+def _settings(spec: TopicSpec | GroupSpec) -> dict[str, Value]:
+    """The settings of a spec; each attribute of a topic is one."""
+    values = msgspec.structs.asdict(spec)
+    for name in ("name", "broker", "absent"):
+        del values[name]
+    if isinstance(spec, TopicSpec):
+        del values["attributes"]
+        if (count := values.pop("queues")) is not None:
+            values |= {"read_queues": count, "write_queues": count}
+        values |= {f"{_ATTRIBUTE}{key}": each for key, each in sorted(spec.attributes.items())}
+    return values
 
 
-def _topic_undo(name: str, part: TopicPart, fields: tuple[FieldChange, ...]) -> TopicSpec:
-    old = {change.field: change.old for change in fields}
-    attributes = {
-        change.field.removeprefix("attributes."): None if change.old is None else str(change.old)
-        for change in fields
-        if change.field.startswith("attributes.")
-    }
-    values = {key: value for key, value in old.items() if not key.startswith("attributes.")}
-    return msgspec.convert(
-        {"name": name, "broker": part.broker, "attributes": attributes, **values}, TopicSpec
+def _differences(spec: SpecT, present: SpecT | None) -> tuple[FieldChange, ...]:
+    """The settings that differ; for a new topic or group, those that the spec names."""
+    have = {} if present is None else _settings(present)
+    return tuple(
+        FieldChange(field=name, old=have.get(name), new=value)
+        for name, value in _settings(spec).items()
+        if value != have.get(name) and (value is not None or name.startswith(_ATTRIBUTE))
     )
+
+
+def _spec(kind: type[SpecT], name: str, broker: str, values: Mapping[str, Value]) -> SpecT:
+    """The spec that sets these settings on one broker."""
+    given: dict[str, object] = {k: v for k, v in values.items() if not k.startswith(_ATTRIBUTE)}
+    if attributes := _attributes(values):
+        given["attributes"] = attributes
+    return msgspec.convert({"name": name, "broker": broker, **given}, kind)
+
+
+def _attributes(values: Mapping[str, Value]) -> dict[str, str | None]:
+    return {
+        name.removeprefix(_ATTRIBUTE): None if value is None else str(value)
+        for name, value in values.items()
+        if name.startswith(_ATTRIBUTE)
+    }
 
 
 def _current_topic_spec(name: str, part: TopicPart) -> TopicSpec:
-    values = {
-        "name": name,
-        "broker": part.broker,
-        "read_queues": part.read_queue_count,
-        "write_queues": part.write_queue_count,
-        "perm": part.perm or None,
-        "order": part.order,
-        "attributes": dict(part.attributes),
-    }
-    return msgspec.convert(values, TopicSpec)
-
-
-def _group_fields(
-    spec: GroupSpec, config: SubscriptionGroupConfig | None
-) -> tuple[FieldChange, ...]:
-    return tuple(
-        FieldChange(field=name, old=None if config is None else getattr(config, name), new=value)
-        for name in GROUP_FIELDS
-        if (value := getattr(spec, name)) is not None
-        and (config is None or getattr(config, name) != value)
+    return TopicSpec(
+        name=name,
+        broker=part.broker,
+        read_queues=part.read_queue_count,
+        write_queues=part.write_queue_count,
+        perm=cast("Permission | None", part.perm or None),
+        order=part.order,
+        attributes=dict(part.attributes),
     )
 
 
-def _group_spec(name: str, broker: str, values: Mapping[str, Value]) -> GroupSpec:
-    return msgspec.convert({"name": name, "broker": broker, **values}, GroupSpec)
-
-
 def _current_group_spec(entry: GroupOnBroker) -> GroupSpec:
-    values = {name: getattr(entry.config, name) for name in GROUP_FIELDS}
-    return _group_spec(entry.config.group_name, entry.broker, values)
+    names = GroupSpec.__struct_fields__[3:]  # after name, broker and absent
+    values = {name: getattr(entry.config, name) for name in names}
+    return GroupSpec(name=entry.config.group_name, broker=entry.broker, **values)
 
 
 # ---- apply ---------------------------------------------------------------------------------------
@@ -363,11 +319,7 @@ async def _apply_topic(admin: Admin, change: Change) -> None:
         await admin.topics.delete(name)
         return
     new = {field.field: field.new for field in change.fields}
-    attributes = {
-        field.removeprefix("attributes."): None if value is None else str(value)
-        for field, value in new.items()
-        if field.startswith("attributes.")
-    }
+    attributes = _attributes(new)
     if change.action == "create":
         given = {key: value for key, value in attributes.items() if value is not None}
         await admin.topics.create(name, attributes=given, broker=broker)

@@ -21,11 +21,12 @@ from typing import Final
 
 import msgspec
 
-from skylark.admin.admin_session import Session
+from skylark.admin.admin_session import Operations
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import on_each
 from skylark.admin.topic_queues import TopicStats, topic_stats
 from skylark.client.core.argument_checks import checks_arguments
+from skylark.client.core.route_cache import MASTER_ID
 from skylark.core.errors import BrokerError
 from skylark.wire.bodies.common_body import KVTable
 from skylark.wire.bodies.ha_body import HARuntimeInfo
@@ -105,11 +106,8 @@ class BrokerGroups(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @checks_arguments
-class Stats:
+class Stats(Operations):
     """Functions about states and rates."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     async def clusters(self, cluster: str | None = None) -> ClusterReport:
         """All brokers, slaves too, or those of one cluster; raises NotFoundError for it."""
@@ -201,9 +199,7 @@ class Stats:
     async def _view(self, name: str, key: str, masters: Mapping[str, str]) -> StatsReport:
         header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
         code = RequestCode.VIEW_BROKER_STATS_DATA
-        answers = await on_each(
-            masters, lambda _, address: self._session.ask(BrokerStatsData, address, code, header)
-        )
+        answers = await self._session.ask_each(BrokerStatsData, masters, code, header)
         others = answers.without(BrokerError)  # code 1: it has no such statistic
         if not answers.results:
             if not others.errors:
@@ -259,9 +255,6 @@ def _integer(table: Mapping[str, str], key: str) -> int | None:
         return int(table.get(key, ""))
     except ValueError:
         return None
-
-
-MASTER_ID = 0
 
 
 class SlaveLink(msgspec.Struct, frozen=True, kw_only=True):

@@ -118,10 +118,7 @@ async def producer_members(session: Session, group: str) -> Producers:
     """The members of a producer group (name with namespace); raises NotFoundError."""
     header = GetProducerConnectionListRequestHeader(producer_group=group)
     code = RequestCode.GET_PRODUCER_CONNECTION_LIST
-    answers = await on_each(
-        await session.masters(),
-        lambda _, address: session.ask(ProducerConnection, address, code, header),
-    )
+    answers = await session.ask_each(ProducerConnection, await session.masters(), code, header)
     connected = {broker: body.connection_set for broker, body in answers.results.items()}
     answered = answers.without(BrokerError)  # code 1: unknown here
     if not any(connected.values()):

@@ -12,7 +12,6 @@ import msgspec
 
 from skylark.admin.admin_session import Session
 from skylark.admin.errors import ServerFailure
-from skylark.admin.fan_out import on_each
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.stats import ConsumeStats, OffsetWrapper
 from skylark.wire.codes import RequestCode
@@ -65,10 +64,7 @@ async def group_progress(session: Session, group: str, topic: str | None = None)
     """
     header = GetConsumeStatsRequestHeader(consumer_group=group, topic=topic)
     code = RequestCode.GET_CONSUME_STATS
-    answers = await on_each(
-        await session.masters(),
-        lambda _, address: session.ask(ConsumeStats, address, code, header),
-    )
+    answers = await session.ask_each(ConsumeStats, await session.masters(), code, header)
     found = answers.some().values()
     queues = [
         _progress(session.unwrap_queue(queue), offsets)

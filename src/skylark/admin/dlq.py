@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from skylark.admin.admin_session import Session, masters_of
+from skylark.admin.admin_session import Operations, masters_of
 from skylark.admin.dead_letter_sender import Destination
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import few_at_a_time
@@ -58,11 +58,8 @@ class DeadLetters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @checks_arguments
-class DeadLetterQueues:
+class DeadLetterQueues(Operations):
     """Functions about dead letters."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     async def all(self) -> list[DeadLetters]:
         """The groups that have a dead-letter topic, by name, with counts."""

@@ -20,18 +20,16 @@ from skylark.admin.dead_letter_sender import REDRIVEN_FROM
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import few_at_a_time
 from skylark.admin.group_operations import GroupDescription
-from skylark.admin.message_lookup import PULL_TIMEOUT_S, copies_in, records_of, silence
+from skylark.admin.message_lookup import copies_in, pull_one, silence
 from skylark.admin.topic_queues import committed_offset
 from skylark.admin.trace_query import message_trace
 from skylark.client.consumer.subscription import TAG, make_subscription
-from skylark.client.core.broker_calls import PullStatus
 from skylark.client.core.client_message import MessageExt
 from skylark.core.errors import SkylarkError
 from skylark.core.names import (
     HALF_TOPIC,
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
-    TOOLS_GROUP,
     TRACE_TOPIC,
     dlq_topic,
     is_retry_topic,
@@ -40,8 +38,7 @@ from skylark.core.names import (
 from skylark.wire import properties as names
 from skylark.wire.bodies.admin_body import ProcessQueueInfo
 from skylark.wire.bodies.common_body import MessageQueue
-from skylark.wire.codes import Perm, PullSysFlag
-from skylark.wire.headers.pull import PullMessageRequestHeader
+from skylark.wire.codes import Perm
 
 Status: TypeAlias = Literal["ok", "not", "unknown"]
 
@@ -280,23 +277,15 @@ async def check_filter(
 async def _passes(session: Session, message: MessageExt, subscription: Subscription) -> bool:
     """Pull this one message with the filter of the group, so that the broker evaluates it."""
     _, address = await session.broker(message.broker_name)
-    header = PullMessageRequestHeader(
-        consumer_group=TOOLS_GROUP,
-        topic=message.record.topic,
-        queue_id=message.queue_id,
-        queue_offset=message.queue_offset,
-        max_msg_nums=1,
-        sys_flag=int(PullSysFlag.SUBSCRIPTION),
-        commit_offset=0,
-        suspend_timeout_millis=0,
-        subscription=subscription.expression,
-        sub_version=0,
-        expression_type=subscription.expression_type,
+    found, _ = await pull_one(
+        session,
+        address,
+        _stored_queue(message),
+        message.queue_offset,
+        subscription.expression,
+        subscription.expression_type,
     )
-    pulled = await session.calls.pull(address, header, message.broker_name, PULL_TIMEOUT_S)
-    if pulled.status is not PullStatus.FOUND:
-        return False
-    return any(each.queue_offset == message.queue_offset for each in records_of(pulled))
+    return found is not None
 
 
 # ---- readers and offsets -------------------------------------------------------------------------

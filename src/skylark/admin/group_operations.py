@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from skylark.admin.admin_session import Session
+from skylark.admin.admin_session import Operations
 from skylark.admin.connected_clients import (
     Members,
     Producers,
@@ -86,11 +86,8 @@ class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @checks_arguments
-class Groups:
+class Groups(Operations):
     """Functions about groups, on all masters or those of ``cluster`` or ``broker``."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     # ---- changes ---------------------------------------------------------------------------------
 

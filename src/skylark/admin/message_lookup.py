@@ -146,8 +146,8 @@ async def search_index(
     )
 
     async def search(broker: str, address: str) -> list[MessageExt]:
-        answer = await session.calls.query_messages(address, header, session.timeout_s)
-        found = (message_of(session, record, broker) for record in answer.records)
+        records = await session.calls.query_messages(address, header, session.timeout_s)
+        found = (message_of(session, record, broker) for record in records)
         return [
             message
             for message in found
@@ -167,8 +167,15 @@ def oldest_first(
     return messages[-count_max:]
 
 
-async def at_offset(session: Session, address: str, queue: MessageQueue, offset: int) -> MessageExt:
-    """The message at an offset of a queue; raises NotFoundError."""
+async def pull_one(
+    session: Session,
+    address: str,
+    queue: MessageQueue,
+    offset: int,
+    expression: str = "*",
+    expression_type: str | None = None,
+) -> tuple[MessageRecord | None, Pulled]:
+    """The message at an offset of a queue, if it matches a filter; and the response."""
     header = PullMessageRequestHeader(
         consumer_group=TOOLS_GROUP,
         topic=queue.topic,
@@ -178,14 +185,20 @@ async def at_offset(session: Session, address: str, queue: MessageQueue, offset:
         sys_flag=int(PullSysFlag.SUBSCRIPTION),
         commit_offset=0,
         suspend_timeout_millis=0,
-        subscription="*",
+        subscription=expression,
         sub_version=0,
+        expression_type=expression_type,
     )
     pulled = await session.calls.pull(address, header, queue.broker_name, PULL_TIMEOUT_S)
-    if pulled.status is PullStatus.FOUND:
-        for record in records_of(pulled):
-            if record.queue_offset == offset:
-                return message_of(session, record, queue.broker_name)
+    found = records_of(pulled) if pulled.status is PullStatus.FOUND else ()
+    return next((record for record in found if record.queue_offset == offset), None), pulled
+
+
+async def at_offset(session: Session, address: str, queue: MessageQueue, offset: int) -> MessageExt:
+    """The message at an offset of a queue; raises NotFoundError."""
+    record, pulled = await pull_one(session, address, queue, offset)
+    if record is not None:
+        return message_of(session, record, queue.broker_name)
     raise NotFoundError(
         f"no message at offset {offset} of queue {queue.queue_id} of"
         f" {session.unwrap(queue.topic)} on {queue.broker_name}",

@@ -26,14 +26,14 @@ from typing import Final
 
 import msgspec
 
-from skylark.admin.admin_session import Session
+from skylark.admin.admin_session import Operations
 from skylark.admin.connected_clients import RELAY_TIMEOUT_S, group_members, no_member
 from skylark.admin.errors import NotFoundError
 from skylark.admin.explain import Explanation, explain_group, explain_message
 from skylark.admin.fan_out import few_at_a_time
 from skylark.admin.message_lookup import KEY_COUNT_MAX, at_offset, by_key, by_offset_id
 from skylark.admin.queue_merge import QueueRange, merged, queue_messages
-from skylark.admin.topic_queues import Moment, readable_queues, to_ms
+from skylark.admin.topic_queues import Moment, readable_queues, selected_queues, to_ms
 from skylark.admin.trace_query import MessageTrace, message_trace
 from skylark.client.core.argument_checks import checks_arguments
 from skylark.client.core.client_message import MessageExt
@@ -75,11 +75,8 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @checks_arguments
-class Messages:
+class Messages(Operations):
     """Functions about messages."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     # ---- one -------------------------------------------------------------------------------------
 
@@ -174,14 +171,8 @@ class Messages:
         self, topic: str, begin_ms: int, end_ms: int, broker: str | None, queue_id: int | None
     ) -> list[QueueRange]:
         session = self._session
-        queues, masters = await readable_queues(session, topic)
-        wanted = [
-            queue
-            for queue in queues
-            if broker in (None, queue.broker_name) and queue_id in (None, queue.queue_id)
-        ]
-        if not wanted:
-            raise NotFoundError(f"topic {topic} has no such queue")
+        all_queues, masters = await readable_queues(session, topic)
+        queues = selected_queues(all_queues, topic, broker, queue_id)
 
         async def search(queue: MessageQueue) -> QueueRange:
             address, calls = masters[queue.broker_name], session.calls
@@ -194,7 +185,7 @@ class Messages:
                 last = min(last, await calls.search_offset(address, queue, end_ms) + 1)
             return QueueRange(queue=queue, address=address, start=first, end=last)
 
-        return await few_at_a_time(wanted, search)
+        return await few_at_a_time(queues, search)
 
     # ---- consumption -----------------------------------------------------------------------------
 

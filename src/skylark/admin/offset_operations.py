@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from skylark.admin.admin_session import Session
+from skylark.admin.admin_session import Operations
 from skylark.admin.consumer_progress import group_progress
 from skylark.admin.errors import NotFoundError
 from skylark.admin.fan_out import on_each
@@ -37,11 +37,8 @@ from skylark.wire.bodies.common_body import MessageQueue
 
 
 @checks_arguments
-class Offsets:
+class Offsets(Operations):
     """Functions about offsets."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     # ---- queries ---------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ from skylark.admin.topic_queues import (
     commit_offset,
     committed_offset,
     readable_queues,
+    selected_queues,
     to_ms,
     topic_stats,
 )
@@ -123,13 +124,7 @@ async def make_plan(
     """See :meth:`skylark.admin.offset_operations.Offsets.plan_reset`."""
     _check_target(to)
     all_queues, masters = await readable_queues(session, topic)
-    queues = [
-        queue
-        for queue in all_queues
-        if broker_name in (None, queue.broker_name) and queue_id in (None, queue.queue_id)
-    ]
-    if not queues:
-        raise NotFoundError(f"topic {topic} has no such queue")
+    queues = selected_queues(all_queues, topic, broker_name, queue_id)
     name = session.wrap(group)
     members = await group_members(session, name)
     stats = await topic_stats(session, session.wrap(topic), masters)
@@ -201,9 +196,7 @@ def _time_of(to: ResetTo) -> int | None:
 async def _require_group(session: Session, group: str, masters: dict[str, str]) -> None:
     """Raise NotFoundError unless a broker of the topic knows the group."""
     code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
-    tables = await on_each(
-        masters, lambda _, address: session.ask(SubscriptionGroupWrapper, address, code)
-    )
+    tables = await session.ask_each(SubscriptionGroupWrapper, masters, code)
     if not any(group in table.subscription_group_table for table in tables.all().values()):
         raise NotFoundError(f"group {session.unwrap(group)} does not exist")
 

@@ -7,11 +7,11 @@ updateNamesrvConfig, updateKvConfig, deleteKvConfig, wipeWritePerm, addWritePerm
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from skylark.admin.admin_session import Session
+from skylark.admin.admin_session import Operations, Session
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import on_each
 from skylark.client.core.argument_checks import checks_arguments
@@ -50,11 +50,8 @@ class SettingsReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @checks_arguments
-class Settings:
+class Settings(Operations):
     """Functions about settings."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     # ---- brokers ---------------------------------------------------------------------------------
 
@@ -62,14 +59,9 @@ class Settings:
         self, *, cluster: str | None = None, broker: str | None = None
     ) -> SettingsReport:
         """The settings of all masters, those of a cluster, or one broker (26)."""
-        session = self._session
-
-        async def get(name: str, address: str) -> ServerSettings:
-            answer = await session.call(address, make_request(RequestCode.GET_BROKER_CONFIG))
-            return ServerSettings(server=name, address=address, settings=_settings(answer))
-
-        found = await on_each(await session.masters(cluster, broker), get)
-        return SettingsReport(servers=tuple(found.some().values()), failures=found.failures)
+        code = RequestCode.GET_BROKER_CONFIG
+        masters = await self._session.masters(cluster, broker)
+        return await _report(masters, code, self._session.call)
 
     async def set_brokers(
         self,
@@ -97,15 +89,8 @@ class Settings:
 
     async def name_servers(self) -> SettingsReport:
         """The settings of each name server (319)."""
-        session = self._session
-
-        async def get(name: str, address: str) -> ServerSettings:
-            request = make_request(RequestCode.GET_NAMESRV_CONFIG)
-            answer = await session.call_name_server(address, request)
-            return ServerSettings(server=name, address=address, settings=_settings(answer))
-
-        found = await on_each(session.name_servers, get)
-        return SettingsReport(servers=tuple(found.some().values()), failures=found.failures)
+        session, code = self._session, RequestCode.GET_NAMESRV_CONFIG
+        return await _report(session.name_servers, code, session.call_name_server)
 
     async def set_name_servers(self, changes: Mapping[str, str]) -> list[str]:
         """Change settings of all name servers (318); raises PartialFailureError."""
@@ -175,6 +160,17 @@ class Settings:
             lambda _, address: session.call_name_server(address, make_request(code, header)),
         )
         return answers.all()
+
+
+async def _report(
+    servers: Mapping[str, str], code: int, call: Callable[[str, Command], Awaitable[Command]]
+) -> SettingsReport:
+    async def get(name: str, address: str) -> ServerSettings:
+        answer = await call(address, make_request(code))
+        return ServerSettings(server=name, address=address, settings=_settings(answer))
+
+    found = await on_each(servers, get)
+    return SettingsReport(servers=tuple(found.some().values()), failures=found.failures)
 
 
 async def kv_get(session: Session, namespace: str, key: str) -> str | None:

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from skylark.admin.admin_session import Session, masters_of, no_topic
+from skylark.admin.admin_session import Operations, Session, masters_of, no_topic
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import FannedOut, few_at_a_time, on_each
 from skylark.admin.server_settings import kv_delete, kv_get, kv_put
@@ -106,11 +106,8 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @checks_arguments
-class Topics:
+class Topics(Operations):
     """Functions about topics, on all masters or those of ``cluster`` or ``broker``."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     # ---- changes ---------------------------------------------------------------------------------
 

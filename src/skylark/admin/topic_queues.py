@@ -9,8 +9,8 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from skylark.admin.admin_session import Session, masters_of, no_topic
-from skylark.admin.errors import ServerFailure
-from skylark.admin.fan_out import few_at_a_time, on_each
+from skylark.admin.errors import NotFoundError, ServerFailure
+from skylark.admin.fan_out import few_at_a_time
 from skylark.client.core.broker_calls import make_request
 from skylark.client.core.route_cache import make_route
 from skylark.core.errors import BrokerError, QueryNotFoundError
@@ -45,6 +45,20 @@ async def readable_queues(
     if not queues:
         raise no_topic(topic)
     return sorted(queues), masters
+
+
+def selected_queues(
+    queues: Sequence[MessageQueue], topic: str, broker: str | None, queue_id: int | None
+) -> list[MessageQueue]:
+    """The queues of one broker or with one id, where these are given; raises NotFoundError."""
+    wanted = [
+        queue
+        for queue in queues
+        if broker in (None, queue.broker_name) and queue_id in (None, queue.queue_id)
+    ]
+    if not wanted:
+        raise NotFoundError(f"topic {topic} has no such queue")
+    return wanted
 
 
 async def per_queue(
@@ -110,9 +124,7 @@ async def topic_stats(session: Session, topic: str, masters: Mapping[str, str]) 
     """Query the masters of a topic (with namespace); raises if none responds."""
     header = TopicRequestHeader(topic=topic)
     code = RequestCode.GET_TOPIC_STATS_INFO
-    answers = await on_each(
-        masters, lambda _, address: session.ask(TopicStatsTable, address, code, header)
-    )
+    answers = await session.ask_each(TopicStatsTable, masters, code, header)
     tables = answers.some().values()
     queues = [
         QueueStats(
