@@ -7,10 +7,8 @@
 
 :func:`read_arrow` reads all queues of a topic, some at a time, up to where they end when it is
 called. Each batch is of one queue, in order; batches of different queues come as they arrive.
-:func:`read_range` reads a range of one queue over connections that the caller has, and
-:func:`read_range_blocking` does so without an event loop of the caller's and without threads, for
-the workers of Spark. All three give the columns below, by default the first fourteen; all may be
-null.
+:func:`read_range` reads a range of one queue over connections that the caller has. Both give the
+columns below, by default the first fourteen; all may be null.
 
 ==========================================  ==================  ===================================
 topic, brokerName                           string
@@ -46,14 +44,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from skylark.auth.signature import Credentials
 from skylark.client.consumer.range_reader import (
     Find,
     OnMissing,
@@ -63,24 +60,19 @@ from skylark.client.consumer.range_reader import (
     pull_range,
 )
 from skylark.client.core.argument_checks import describe, fits, refused, shown
-from skylark.client.core.broker_calls import TIMEOUT_S, BrokerCalls, Pulled
+from skylark.client.core.broker_calls import BrokerCalls, Pulled
 from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_options import ClientOptions, given_options
 from skylark.client.core.client_runtime import ClientRuntime
 from skylark.client.core.instance_registry import open_instance
-from skylark.client.core.request_signing import RequestChain
 from skylark.client.core.validation import check_topic
 from skylark.client.errors import Missing, MissingError
 from skylark.core.clock import Clock, LoopClock
 from skylark.core.errors import ClientError, ConfigError
 from skylark.filter.errors import FilterSyntaxError
 from skylark.filter.tag import SUBSCRIBE_ALL, parse_tags
-from skylark.net.client import RemotingClient
-from skylark.net.event_loop import new_event_loop
-from skylark.net.transport import TcpNetwork
 from skylark.wire.bodies.common_body import MessageQueue
-from skylark.wire.command import Command
 from skylark.wire.compress import decompress_body
 from skylark.wire.layout import FLAG_COMPRESSED
 
@@ -255,76 +247,6 @@ def _decode_held(
         delta = held[0].offset_delta
         held.clear()
         yield from decoder.decode(body, start, end, delta)
-
-
-def read_range_blocking(
-    address: str,
-    queue: MessageQueue,
-    start: int,
-    end: int,
-    *,
-    tags: str | None = None,
-    columns: Sequence[str] | None = None,
-    terms: RangeTerms | None = None,
-    on_missing: OnMissing | None = None,
-    credentials: Credentials | None = None,
-    namespace_v2: str | None = None,
-) -> Generator[pa.RecordBatch, None, None]:
-    """As :func:`read_range`, over a new connection to the broker at ``host:port``.
-
-    For threads without a running event loop. Between two batches no code runs; the connection is
-    closed at the end, or with the iterator.
-    """
-    loop = new_event_loop()
-    caller = loop.run_until_complete(
-        _open(RequestChain(namespace_v2=namespace_v2, stream=True, credentials=credentials))
-    )
-    batches = read_range(
-        BrokerCalls(caller),
-        address,
-        queue,
-        start,
-        end,
-        tags=tags,
-        columns=columns,
-        terms=terms,
-        on_missing=on_missing,
-    )
-    try:
-        while (batch := loop.run_until_complete(anext(batches, None))) is not None:
-            yield batch
-    finally:
-        try:
-            loop.run_until_complete(_close(batches, caller))
-        finally:
-            loop.close()
-
-
-class _Caller:
-    """Signed requests over connections of a private loop."""
-
-    def __init__(self, chain: RequestChain) -> None:
-        self._chain = chain
-        self.client = RemotingClient(TcpNetwork(), LoopClock())
-
-    async def call(self, address: str, request: Command, timeout_s: float = TIMEOUT_S) -> Command:
-        self._chain.before(address, request)
-        return await self.client.call(address, request, timeout_s)
-
-    async def oneway(self, address: str, request: Command, timeout_s: float = TIMEOUT_S) -> None:
-        self._chain.before(address, request)
-        await self.client.oneway(address, request, timeout_s)
-
-
-async def _open(chain: RequestChain) -> _Caller:
-    return _Caller(chain)
-
-
-async def _close(batches: AsyncGenerator[Any, None], caller: _Caller) -> None:
-    try:
-        await batches.aclose()
-    finally:
-        await caller.client.close()
 
 
 # ---- a topic -------------------------------------------------------------------------------------

@@ -52,7 +52,6 @@ from skylark.wire.headers.client_header import (
     UnregisterClientRequestHeader,
 )
 from skylark.wire.headers.offset import (
-    GetEarliestMsgStoretimeResponseHeader,
     GetMaxOffsetRequestHeader,
     OffsetResponseHeader,
     QueryConsumerOffsetRequestHeader,
@@ -64,7 +63,6 @@ from skylark.wire.headers.pull import (
     PullMessageRequestHeader,
     PullMessageResponseHeader,
     QueryMessageRequestHeader,
-    QueryMessageResponseHeader,
     ViewMessageRequestHeader,
 )
 from skylark.wire.headers.send import (
@@ -146,13 +144,6 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sub_change: bool
 
 
-class FoundMessages(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Messages by key, and the time of the last index update."""
-
-    records: list[MessageRecord]
-    index_time_ms: int
-
-
 def checked(answer: Command, address: str, *also: int) -> Command:
     """The response, if its code is success or one of ``also``; else raises its error."""
     if answer.code != ResponseCode.SUCCESS and answer.code not in also:
@@ -196,6 +187,12 @@ class BrokerCalls:
         """Send to the VIP port if that is used; returns the checked response."""
         if self._vip:
             address = vip_address(address)
+        return await self._call_main(address, request, timeout_s, *also)
+
+    async def _call_main(
+        self, address: str, request: Command, timeout_s: float | None = None, *also: int
+    ) -> Command:
+        """Send to the main port; returns the checked response."""
         answer = await self._caller.call(address, request, timeout_s or self._timeout_s)
         return checked(answer, address, *also)
 
@@ -209,21 +206,12 @@ class BrokerCalls:
         else:
             await self._call(address, request, timeout_s)
 
-    async def _call_main(
-        self, address: str, request: Command, timeout_s: float | None = None, *also: int
-    ) -> Command:
-        """Send to the main port; returns the checked response."""
-        answer = await self._caller.call(address, request, timeout_s or self._timeout_s)
-        return checked(answer, address, *also)
-
     # ---- membership
 
-    async def heartbeat(
-        self, address: str, heartbeat: HeartbeatData, timeout_s: float | None = None
-    ) -> HeartbeatAnswer:
+    async def heartbeat(self, address: str, heartbeat: HeartbeatData) -> HeartbeatAnswer:
         """HEART_BEAT (34)."""
         request = make_request(RequestCode.HEART_BEAT, body=heartbeat)
-        answer = await self._call_main(address, request, timeout_s)
+        answer = await self._call_main(address, request)
         header = decode_ext(HeartbeatResponseHeader, answer.ext)
         return HeartbeatAnswer(
             version=answer.version,
@@ -238,22 +226,18 @@ class BrokerCalls:
         *,
         producer_group: str | None = None,
         consumer_group: str | None = None,
-        timeout_s: float | None = None,
     ) -> None:
         """UNREGISTER_CLIENT (35): leave one group."""
         header = UnregisterClientRequestHeader(
             client_id=client_id, producer_group=producer_group, consumer_group=consumer_group
         )
-        request = make_request(RequestCode.UNREGISTER_CLIENT, header)
-        await self._call_main(address, request, timeout_s)
+        await self._call_main(address, make_request(RequestCode.UNREGISTER_CLIENT, header))
 
-    async def consumer_ids(
-        self, address: str, group: str, timeout_s: float | None = None
-    ) -> list[str]:
+    async def consumer_ids(self, address: str, group: str) -> list[str]:
         """GET_CONSUMER_LIST_BY_GROUP (38): the client ids; a group without any is an error."""
         header = ConsumerGroupRequestHeader(consumer_group=group)
         request = make_request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
-        answer = await self._call(address, request, timeout_s)
+        answer = await self._call(address, request)
         body = decode_body(GetConsumerListByGroupResponseBody, answer.body or b"{}")
         return body.consumer_id_list
 
@@ -263,7 +247,6 @@ class BrokerCalls:
         client_id: str,
         group: str,
         subscription: SubscriptionData,
-        timeout_s: float | None = None,
         *,
         namespace: str | None = None,
     ) -> None:
@@ -271,23 +254,17 @@ class BrokerCalls:
         body = CheckClientRequestBody(
             client_id=client_id, group=group, namespace=namespace, subscription_data=subscription
         )
-        request = make_request(RequestCode.CHECK_CLIENT_CONFIG, body=body)
-        await self._call(address, request, timeout_s)
+        await self._call(address, make_request(RequestCode.CHECK_CLIENT_CONFIG, body=body))
 
     # ---- locks
 
     async def lock_queues(
-        self,
-        address: str,
-        group: str,
-        client_id: str,
-        queues: Iterable[MessageQueue],
-        timeout_s: float = LOCK_TIMEOUT_S,
+        self, address: str, group: str, client_id: str, queues: Iterable[MessageQueue]
     ) -> frozenset[MessageQueue]:
         """LOCK_BATCH_MQ (41): returns the queues whose locks this client holds now."""
         body = LockBatchRequestBody(consumer_group=group, client_id=client_id, mq_set=list(queues))
         request = make_request(RequestCode.LOCK_BATCH_MQ, body=body, broker_name=_broker_of(body))
-        answer = await self._call(address, request, timeout_s)
+        answer = await self._call(address, request, LOCK_TIMEOUT_S)
         return frozenset(decode_body(LockBatchResponseBody, answer.body or b"{}").lock_ok_mq_set)
 
     async def unlock_queues(
@@ -296,7 +273,6 @@ class BrokerCalls:
         group: str,
         client_id: str,
         queues: Iterable[MessageQueue],
-        timeout_s: float = LOCK_TIMEOUT_S,
         *,
         oneway: bool = False,
     ) -> None:
@@ -305,7 +281,7 @@ class BrokerCalls:
             consumer_group=group, client_id=client_id, mq_set=list(queues)
         )
         request = make_request(RequestCode.UNLOCK_BATCH_MQ, body=body, broker_name=_broker_of(body))
-        await self._command(address, request, timeout_s, oneway=oneway)
+        await self._command(address, request, LOCK_TIMEOUT_S, oneway=oneway)
 
     # ---- offsets
 
@@ -342,40 +318,24 @@ class BrokerCalls:
         header = UpdateConsumerOffsetRequestHeader(
             consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
         )
-        request = make_request(
-            RequestCode.UPDATE_CONSUMER_OFFSET, header, broker_name=queue.broker_name
-        )
+        code = RequestCode.UPDATE_CONSUMER_OFFSET
+        request = make_request(code, header, broker_name=queue.broker_name)
         await self._command(address, request, timeout_s, oneway=oneway)
 
     async def max_offset(
-        self,
-        address: str,
-        queue: MessageQueue,
-        timeout_s: float = ADMIN_TIMEOUT_S,
-        *,
-        committed: bool = True,
-    ) -> int:
-        """GET_MAX_OFFSET (30): the offset of the next message to be stored."""
-        header = GetMaxOffsetRequestHeader(
-            topic=queue.topic, queue_id=queue.queue_id, committed=committed
-        )
-        return await self._offset(address, RequestCode.GET_MAX_OFFSET, header, queue, timeout_s)
-
-    async def min_offset(
         self, address: str, queue: MessageQueue, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> int:
+        """GET_MAX_OFFSET (30): the offset of the next message to be stored."""
+        header = GetMaxOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id)
+        return await self._offset(address, RequestCode.GET_MAX_OFFSET, header, queue, timeout_s)
+
+    async def min_offset(self, address: str, queue: MessageQueue) -> int:
         """GET_MIN_OFFSET (31): the offset of the oldest message."""
         header = QueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id)
-        return await self._offset(address, RequestCode.GET_MIN_OFFSET, header, queue, timeout_s)
+        return await self._offset(address, RequestCode.GET_MIN_OFFSET, header, queue)
 
     async def search_offset(
-        self,
-        address: str,
-        queue: MessageQueue,
-        time_ms: int,
-        timeout_s: float = ADMIN_TIMEOUT_S,
-        *,
-        upper: bool = False,
+        self, address: str, queue: MessageQueue, time_ms: int, *, upper: bool = False
     ) -> int:
         """SEARCH_OFFSET_BY_TIMESTAMP (29): the first message stored at or after ``time_ms``."""
         header = SearchOffsetRequestHeader(
@@ -384,21 +344,15 @@ class BrokerCalls:
             timestamp=time_ms,
             boundary_type="upper" if upper else "lower",
         )
-        code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-        return await self._offset(address, code, header, queue, timeout_s)
-
-    async def earliest_store_time(
-        self, address: str, queue: MessageQueue, timeout_s: float = ADMIN_TIMEOUT_S
-    ) -> int:
-        """GET_EARLIEST_MSG_STORETIME (32), in ms; -1 if the queue is empty."""
-        header = QueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id)
-        code = RequestCode.GET_EARLIEST_MSG_STORETIME
-        request = make_request(code, header, broker_name=queue.broker_name)
-        answer = await self._call(address, request, timeout_s)
-        return decode_ext(GetEarliestMsgStoretimeResponseHeader, answer.ext).timestamp
+        return await self._offset(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, queue)
 
     async def _offset(
-        self, address: str, code: int, header: Header, queue: MessageQueue, timeout_s: float | None
+        self,
+        address: str,
+        code: int,
+        header: Header,
+        queue: MessageQueue,
+        timeout_s: float | None = ADMIN_TIMEOUT_S,
     ) -> int:
         request = make_request(code, header, broker_name=queue.broker_name)
         answer = await self._call(address, request, timeout_s)
@@ -431,29 +385,25 @@ class BrokerCalls:
         )
 
     async def send_back(
-        self,
-        address: str,
-        header: ConsumerSendMsgBackRequestHeader,
-        broker_name: str,
-        timeout_s: float = SEND_BACK_TIMEOUT_S,
+        self, address: str, header: ConsumerSendMsgBackRequestHeader, broker_name: str
     ) -> None:
         """CONSUMER_SEND_MSG_BACK (36): deliver a message again, later."""
         code = RequestCode.CONSUMER_SEND_MSG_BACK
-        await self._call(address, make_request(code, header, broker_name=broker_name), timeout_s)
+        request = make_request(code, header, broker_name=broker_name)
+        await self._call(address, request, SEND_BACK_TIMEOUT_S)
 
     async def end_transaction(
         self,
         address: str,
         header: EndTransactionRequestHeader,
         broker_name: str,
-        timeout_s: float | None = None,
         *,
         remark: str | None = None,
     ) -> None:
         """END_TRANSACTION (37), one-way: the broker sends a check-back if it is lost."""
         request = make_request(RequestCode.END_TRANSACTION, header, broker_name=broker_name)
         request.remark = remark
-        await self._caller.oneway(address, request, timeout_s or self._timeout_s)
+        await self._caller.oneway(address, request, self._timeout_s)
 
     async def recall(
         self,
@@ -467,17 +417,11 @@ class BrokerCalls:
         answer = await self._call(address, request, timeout_s)
         return decode_ext(RecallMessageResponseHeader, answer.ext).msg_id
 
-    async def view_message(
-        self,
-        address: str,
-        log_offset: int,
-        topic: str | None = None,
-        timeout_s: float = ADMIN_TIMEOUT_S,
-    ) -> MessageRecord:
+    async def view_message(self, address: str, log_offset: int) -> MessageRecord:
         """VIEW_MESSAGE_BY_ID (33): the message at a position of the broker's log."""
-        header = ViewMessageRequestHeader(topic=topic, offset=log_offset)
+        header = ViewMessageRequestHeader(offset=log_offset)
         request = make_request(RequestCode.VIEW_MESSAGE_BY_ID, header)
-        answer = await self._call(address, request, timeout_s)
+        answer = await self._call(address, request, ADMIN_TIMEOUT_S)
         return decode_record(answer.body or b"")
 
     async def query_messages(
@@ -485,17 +429,13 @@ class BrokerCalls:
         address: str,
         header: QueryMessageRequestHeader,
         timeout_s: float = ADMIN_TIMEOUT_S,
-    ) -> FoundMessages:
+    ) -> list[MessageRecord]:
         """QUERY_MESSAGE (12): messages by key and time; none found is no error."""
         request = make_request(RequestCode.QUERY_MESSAGE, header)
         answer = await self._call(address, request, timeout_s, ResponseCode.QUERY_NOT_FOUND)
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
-            return FoundMessages(records=[], index_time_ms=0)
-        reach = decode_ext(QueryMessageResponseHeader, answer.ext)
-        return FoundMessages(
-            records=list(iter_records(answer.body or b"")),
-            index_time_ms=reach.index_last_update_timestamp,
-        )
+            return []
+        return list(iter_records(answer.body or b""))
 
 
 def _broker_of(body: LockBatchRequestBody | UnlockBatchRequestBody) -> str:

@@ -42,20 +42,20 @@ from skylark.client.core.member_table import (
     MemberTable,
     ProducerMember,
     RebalanceLoop,
+    add_member,
+    remove_member,
 )
 from skylark.client.core.name_servers import NameServers
 from skylark.client.core.namespace import Namespace
 from skylark.client.core.request_signing import RequestChain
-from skylark.client.core.route_cache import DEFAULT_QUEUE_COUNT, Lookup, Route, RouteTable
+from skylark.client.core.route_cache import Lookup, Route, RouteTable
 from skylark.client.core.route_refresh import RouteKeeper
 from skylark.client.core.service_state import ServiceState, require_running
 from skylark.client.metrics import NO_CONSUME_METER, ConsumeMeter, client_metrics
 from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import Tasks, join
-from skylark.core.names import AUTO_CREATE_TOPIC, Endpoint
+from skylark.core.names import Endpoint
 from skylark.net.dispatch import Dispatcher
-from skylark.wire.bodies.route_body import ClusterInfo
-from skylark.wire.command import Command
 
 logger = logging.getLogger(__name__)
 
@@ -234,20 +234,20 @@ class ClientInstance:
 
     async def register_producer(self, member: ProducerMember) -> None:
         """Raises ClientStateError if the group is registered here already."""
-        await self._on_control(self.members.add_producer, member)
+        await self._on_control(add_member, self.members.producers, member, "producer")
 
     async def register_consumer(self, member: ConsumerMember) -> None:
         """Raises ClientStateError if the group is registered here already."""
-        await self._on_control(self.members.add_consumer, member)
+        await self._on_control(add_member, self.members.consumers, member, "consumer")
 
     async def unregister_producer(self, member: ProducerMember) -> None:
         """Unregister from every broker that is connected."""
-        if await self._on_control(self.members.remove_producer, member):
+        if await self._on_control(remove_member, self.members.producers, member):
             await self.runtime.control.run(self._leave(producer_group=member.group))
 
     async def unregister_consumer(self, member: ConsumerMember) -> None:
         """Unregister from every broker that is connected."""
-        if await self._on_control(self.members.remove_consumer, member):
+        if await self._on_control(remove_member, self.members.consumers, member):
             await self.runtime.control.run(self._leave(consumer_group=member.group))
 
     async def _leave(
@@ -325,25 +325,11 @@ class ClientInstance:
 
     # ---- routes ----------------------------------------------------------------------------------
 
-    async def refresh_route(self, topic: str) -> Route | None:
-        """Fetch a route; see :class:`skylark.client.core.route_cache.RouteSource`."""
-        return await self._with_parts(lambda parts: parts.routes.refresh(topic))
-
-    async def refresh_default_route(
-        self, topic: str, queue_count: int = DEFAULT_QUEUE_COUNT, model: str = AUTO_CREATE_TOPIC
+    async def refresh_route(
+        self, topic: str, queue_count: int = 0, model: str = ""
     ) -> Route | None:
-        """Fetch the route of ``model``, after which a send creates ``topic``."""
-        return await self._with_parts(
-            lambda parts: parts.routes.refresh_default(topic, queue_count, model)
-        )
-
-    async def cluster_info(self) -> ClusterInfo:
-        """All clusters and brokers (106)."""
-        return await self._with_parts(lambda parts: parts.name_servers.cluster_info())
-
-    async def call_name_server(self, request: Command, timeout_s: float | None = None) -> Command:
-        """Send any other request to a name server; returns the response, with any code."""
-        return await self._with_parts(lambda parts: parts.name_servers.call(request, timeout_s))
+        """Fetch a route; see :class:`skylark.client.core.route_cache.RouteSource`."""
+        return await self._with_parts(lambda parts: parts.routes.refresh(topic, queue_count, model))
 
     def route_changed(self, route: Route) -> None:
         """Rebalance if a consumer reads the topic, which may have other queues now."""

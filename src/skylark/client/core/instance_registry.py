@@ -12,10 +12,10 @@ an empty table. Counterpart of Java's ``MQClientManager``.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_options import ClientOptions
 from skylark.client.core.client_runtime import ClientRuntime, default_runtime, runtime_of
+from skylark.client.core.control_loop import PerProcess
 from skylark.core.errors import ClientStateError
 
 
@@ -125,7 +126,7 @@ def _check_same(client_id: str, known: _Identity, given: _Identity) -> None:
         )
 
 
-_instances = InstanceTable()
+_instances: Final = PerProcess(InstanceTable)
 
 
 def acquire_instance(
@@ -136,7 +137,7 @@ def acquire_instance(
     stream: bool = False,
 ) -> ClientInstance:
     """An instance of this process; see :meth:`InstanceTable.acquire`."""
-    return _instances.acquire(options, client_id, runtime, stream=stream)
+    return _instances().acquire(options, client_id, runtime, stream=stream)
 
 
 @asynccontextmanager
@@ -158,13 +159,4 @@ async def open_instance(
 
 def instance_count() -> int:
     """How many instances are in use: 0 when everything was stopped."""
-    return len(_instances)
-
-
-def _forget_parent() -> None:
-    global _instances
-    _instances = InstanceTable()
-
-
-if hasattr(os, "register_at_fork"):  # Windows knows no fork
-    os.register_at_fork(after_in_child=_forget_parent)
+    return len(_instances())

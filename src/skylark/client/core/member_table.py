@@ -68,22 +68,6 @@ class MemberTable:
         self.producers: dict[str, ProducerMember] = {}
         self.consumers: dict[str, ConsumerMember] = {}
 
-    def add_producer(self, member: ProducerMember) -> None:
-        """Raises ClientStateError if the group has a producer here already."""
-        _add(self.producers, member, "producer")
-
-    def add_consumer(self, member: ConsumerMember) -> None:
-        """Raises ClientStateError if the group has a consumer here already."""
-        _add(self.consumers, member, "consumer")
-
-    def remove_producer(self, member: ProducerMember) -> bool:
-        """Whether it was there."""
-        return _remove(self.producers, member)
-
-    def remove_consumer(self, member: ConsumerMember) -> bool:
-        """Whether it was there."""
-        return _remove(self.consumers, member)
-
     def producer_groups(self) -> Iterable[str]:
         return tuple(self.producers)
 
@@ -100,7 +84,8 @@ class MemberTable:
         return any(topic in member.topics() for member in self.consumers.values())
 
 
-def _add(table: dict[str, MemberT], member: MemberT, kind: str) -> None:
+def add_member(table: dict[str, MemberT], member: MemberT, kind: str) -> None:
+    """Raises ClientStateError if the group has a producer or consumer here already."""
     if member.group in table:
         raise ClientStateError(
             f"the {kind} group[{member.group}] has been created before, specify another name",
@@ -109,7 +94,8 @@ def _add(table: dict[str, MemberT], member: MemberT, kind: str) -> None:
     table[member.group] = member
 
 
-def _remove(table: dict[str, MemberT], member: MemberT) -> bool:
+def remove_member(table: dict[str, MemberT], member: MemberT) -> bool:
+    """Whether it was there."""
     if table.get(member.group) is not member:
         return False
     del table[member.group]

@@ -19,7 +19,7 @@ from typing import Protocol
 from skylark.client.core.broker_calls import TIMEOUT_S, make_request
 from skylark.core.errors import ClientError, NoNameServerError, TransportError
 from skylark.core.names import Address
-from skylark.wire.bodies.route_body import ClusterInfo, TopicRouteData
+from skylark.wire.bodies.route_body import TopicRouteData
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body
@@ -39,9 +39,6 @@ class NameServerCaller(Protocol):
     def connected(self, address: str) -> bool:
         """Whether there is a connection."""
 
-    def disconnect(self, address: str) -> None:
-        """Close the connection, if there is one."""
-
 
 class NameServers:
     """Requests to a name server that responds."""
@@ -56,48 +53,27 @@ class NameServers:
     ) -> None:
         self._caller = caller
         self._timeout_s = timeout_s
-        self._rng = rng or random.Random()
-        self._addresses: list[str] = []
-        self._index = 0
-        self._chosen: str | None = None
-        self.update(addresses)
+        #: In the order in which this client tries them.
+        self.addresses = [str(address) for address in dict.fromkeys(addresses)]
+        rng = rng or random.Random()
+        rng.shuffle(self.addresses)
+        self._index = rng.randrange(len(self.addresses)) if self.addresses else 0
+        self.chosen: str | None = None  #: the one that responded last
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return tuple(self._addresses)
-
-    @property
-    def chosen(self) -> str | None:
-        """The one that responded last."""
-        return self._chosen
-
-    def update(self, addresses: Sequence[Address]) -> None:
-        """Replace the list; the same addresses in another order change nothing."""
-        texts = [str(address) for address in dict.fromkeys(addresses)]
-        if set(texts) == set(self._addresses):
-            return
-        self._rng.shuffle(texts)
-        self._addresses = texts
-        self._index = self._rng.randrange(len(texts)) if texts else 0
-        if self._chosen is not None and self._chosen not in texts:
-            self._caller.disconnect(self._chosen)
-            self._chosen = None
-
-    async def call(self, request: Command, timeout_s: float | None = None) -> Command:
+    async def call(self, request: Command) -> Command:
         """The response of a name server, with any code; raises NoNameServerError."""
-        timeout_s = timeout_s or self._timeout_s
         problems: list[str] = []
         for address in self._in_turn():
             try:
-                answer = await self._caller.call_name_server(address, request, timeout_s)
+                answer = await self._caller.call_name_server(address, request, self._timeout_s)
             except TransportError as error:
                 logger.info("name server %s does not respond: %s", address, error)
                 problems.append(str(error))
                 last = error
                 continue
-            if self._chosen != address:
+            if self.chosen != address:
                 logger.info("using name server %s", address)
-                self._chosen = address
+                self.chosen = address
             return answer
         if not problems:
             raise NoNameServerError("no name server is known", hint="pass one as namesrv")
@@ -108,7 +84,7 @@ class NameServers:
 
     def _in_turn(self) -> list[str]:
         """All addresses, in the order in which this call tries them."""
-        chosen, addresses = self._chosen, self._addresses
+        chosen, addresses = self.chosen, self.addresses
         if chosen is not None and self._caller.connected(chosen):
             start = addresses.index(chosen)
         else:
@@ -117,26 +93,17 @@ class NameServers:
 
     # ---- requests -------------------------------------------------------------------------------
 
-    async def route(self, topic: str, timeout_s: float | None = None) -> TopicRouteData | None:
+    async def route(self, topic: str) -> TopicRouteData | None:
         """GET_ROUTEINFO_BY_TOPIC (105); None if there is no such topic (17)."""
         header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
         request = make_request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
-        answer = await self.call(request, timeout_s)
+        answer = await self.call(request)
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
-        return decode_body(TopicRouteData, self._checked(answer).body or b"{}")
-
-    async def cluster_info(self, timeout_s: float | None = None) -> ClusterInfo:
-        """GET_BROKER_CLUSTER_INFO (106): all clusters and brokers."""
-        request = make_request(RequestCode.GET_BROKER_CLUSTER_INFO)
-        answer = self._checked(await self.call(request, timeout_s))
-        return decode_body(ClusterInfo, answer.body or b"{}")
-
-    def _checked(self, answer: Command) -> Command:
         if answer.code != ResponseCode.SUCCESS:
             raise ClientError(
                 answer.remark or f"the name server answered with code {answer.code}",
                 response_code=answer.code,
-                hint=f"asked at {self._chosen}",
+                hint=f"asked at {self.chosen}",
             )
-        return answer
+        return decode_body(TopicRouteData, answer.body or b"{}")

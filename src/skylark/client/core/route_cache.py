@@ -41,7 +41,6 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     topic: str
     publish: tuple[MessageQueue, ...]
     subscribe: tuple[MessageQueue, ...]
-    order_topic: bool  # the publish list is pinned
     brokers: Mapping[str, Mapping[int, str]]  # name -> id -> address
     data: TopicRouteData  # as received, sorted, to compare the next one with
 
@@ -57,7 +56,6 @@ def make_route(topic: str, data: TopicRouteData) -> Route:
     """The route in a response; raises ConfigError if its order configuration is invalid."""
     data = _sorted(data)
     brokers = {broker.broker_name: dict(broker.broker_addrs) for broker in data.broker_datas}
-    ordered = bool(data.order_topic_conf)
     return Route(
         topic=topic,
         publish=tuple(
@@ -66,7 +64,6 @@ def make_route(topic: str, data: TopicRouteData) -> Route:
             else _writable(topic, data.queue_datas, brokers)
         ),
         subscribe=tuple(_readable(topic, data.queue_datas)),
-        order_topic=ordered,
         brokers=brokers,
         data=data,
     )
@@ -149,10 +146,6 @@ class RouteTable:
         self._routes[route.topic] = route
         return True
 
-    def forget(self, topic: str) -> None:
-        """Remove the route of a topic."""
-        self._routes.pop(topic, None)
-
     def drop_unrouted(self) -> list[str]:
         """Remove brokers that are in no route; returns the addresses that no route has any more."""
         routed = {
@@ -190,9 +183,7 @@ class RouteTable:
         """The address of a master, for sends and for requests that only masters serve."""
         return self._brokers.get(broker_name, {}).get(MASTER_ID)
 
-    def reader(
-        self, broker_name: str, broker_id: int = MASTER_ID, *, only_this: bool = False
-    ) -> Target | None:
+    def reader(self, broker_name: str, broker_id: int = MASTER_ID) -> Target | None:
         """The broker to read from: that with this id, the next id, or any with this name."""
         addresses = self._brokers.get(broker_name)
         if not addresses:
@@ -200,8 +191,6 @@ class RouteTable:
         for wanted in (broker_id, broker_id + 1) if broker_id != MASTER_ID else (broker_id,):
             if wanted in addresses:
                 return Target(addresses[wanted], wanted != MASTER_ID)
-        if only_this:
-            return None
         found = next(iter(addresses))
         return Target(addresses[found], found != MASTER_ID)
 
@@ -223,16 +212,14 @@ DEFAULT_QUEUE_COUNT = 4
 class RouteSource(Protocol):
     """Fetches routes from the name servers; from any loop."""
 
-    async def refresh_route(self, topic: str) -> Route | None:
+    async def refresh_route(
+        self, topic: str, queue_count: int = 0, model: str = ""
+    ) -> Route | None:
         """Fetch a route and store it in the table; None, or the old one, if there is none.
 
-        Raises NoNameServerError.
+        With ``model``: the route that ``topic`` would get if a send created it after that topic,
+        with at most ``queue_count`` queues. Raises NoNameServerError.
         """
-
-    async def refresh_default_route(
-        self, topic: str, queue_count: int = DEFAULT_QUEUE_COUNT, model: str = AUTO_CREATE_TOPIC
-    ) -> Route | None:
-        """The route that ``topic`` would get if a send created it after ``model``."""
 
 
 class Lookup:
@@ -260,7 +247,7 @@ class Lookup:
         if route is None or not route.publish:
             route = await self._source.refresh_route(topic)
         if route is None or not route.publish:
-            route = await self._source.refresh_default_route(topic, queue_count, model)
+            route = await self._source.refresh_route(topic, queue_count, model)
         if route is None or not route.publish:
             raise no_route(topic)
         return route
@@ -284,14 +271,12 @@ class Lookup:
             raise no_broker(queue.broker_name)
         return address
 
-    async def reader_of(
-        self, queue: MessageQueue, broker_id: int = MASTER_ID, *, only_this: bool = False
-    ) -> Target:
+    async def reader_of(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> Target:
         """The broker to read a queue from, preferably that with this id; raises ClientError."""
-        target = self.routes.reader(queue.broker_name, broker_id, only_this=only_this)
+        target = self.routes.reader(queue.broker_name, broker_id)
         if target is None:
             await self._source.refresh_route(queue.topic)
-            target = self.routes.reader(queue.broker_name, broker_id, only_this=only_this)
+            target = self.routes.reader(queue.broker_name, broker_id)
         if target is None:
             raise no_broker(queue.broker_name)
         return target

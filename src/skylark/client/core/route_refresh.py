@@ -62,13 +62,21 @@ class RouteKeeper:
         self._under_way: dict[_Request, asyncio.Task[_Outcome]] = {}
         self._unknown: set[str] = set()  # topics that were not found last time
 
-    async def refresh(self, topic: str) -> Route | None:
-        """The current route, or the old one if the topic is unknown."""
-        return await self._shared(topic, 0, "")
+    async def refresh(self, topic: str, queue_count: int = 0, model: str = "") -> Route | None:
+        """The current route, or the old one if the topic is unknown.
 
-    async def refresh_default(self, topic: str, queue_count: int, model: str) -> Route | None:
-        """The route that ``topic`` will have once a send has created it after ``model``."""
-        return await self._shared(topic, queue_count, model)
+        With ``model``: the route that ``topic`` will have once a send has created it after that.
+        """
+        key = (topic, queue_count, model)
+        if (asked_before := self._under_way.get(key)) is not None:
+            route = _route_of(await join(asked_before))
+            if route is not None:
+                return route
+            # The topic may have been created after that request.
+        under_way = self._under_way.get(key)
+        if under_way is None or under_way.done():  # it began before this call
+            under_way = self._begin(key)
+        return _route_of(await join(under_way))
 
     async def refresh_all(self, topics: Iterable[str]) -> None:
         """The periodic round."""
@@ -80,18 +88,6 @@ class RouteKeeper:
                 return  # it would be the same for all of them
             except SkylarkError as error:
                 logger.warning("cannot refresh the route of %s: %s", topic, error)
-
-    async def _shared(self, topic: str, queue_count: int, model: str) -> Route | None:
-        key = (topic, queue_count, model)
-        if (asked_before := self._under_way.get(key)) is not None:
-            route = _route_of(await join(asked_before))
-            if route is not None:
-                return route
-            # The topic may have been created after that request.
-        under_way = self._under_way.get(key)
-        if under_way is None or under_way.done():  # it began before this call
-            under_way = self._begin(key)
-        return _route_of(await join(under_way))
 
     def _begin(self, key: _Request) -> asyncio.Task[_Outcome]:
         task = self._tasks.spawn(self._outcome(*key), name=f"route {key[0]}")

@@ -78,5 +78,4 @@ def require_new(state: ServiceState, what: str) -> None:
     if state is ServiceState.RUNNING:
         raise ClientStateError(f"{what} runs already")
     if state is not ServiceState.CREATE_JUST:
-        problem, hint = _PROBLEMS[state]
-        raise ClientStateError(f"{what} {problem}", hint=hint)
+        require_running(state, what)

@@ -20,12 +20,25 @@ from skylark.client.core.route_cache import DEFAULT_QUEUE_COUNT
 from skylark.client.core.validation import MESSAGE_SIZE_MAX
 from skylark.client.producer.send_accumulator import SIZE_MAX
 from skylark.client.producer.send_request import COMPRESS_OVER, COMPRESSION_KINDS
-from skylark.client.producer.send_retry import RETRY_CODES, SendPolicy
 from skylark.core.errors import ConfigError
 from skylark.core.names import AUTO_CREATE_TOPIC
+from skylark.wire.codes import ResponseCode
 from skylark.wire.compress import COMPRESSION_LEVEL
 
 BATCH_SIZE_LIMIT: Final = 2 * 1024 * 1024
+#: Response codes after which another broker is tried (retryResponseCodes).
+RETRY_CODES: Final = frozenset(
+    {
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.GO_AWAY,
+    }
+)
 
 
 class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,17 +81,6 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
         _require(self, "compress_type", self.compress_type in COMPRESSION_KINDS, f"one of {kinds}")
         if self.attempt_timeout is not None:
             _require(self, "attempt_timeout", self.attempt_timeout > 0, "positive")
-
-    @property
-    def policy(self) -> SendPolicy:
-        """The retry settings."""
-        return SendPolicy(
-            retries=self.retries,
-            retries_async=self.retries_async,
-            attempt_timeout_s=self.attempt_timeout,
-            retry_not_ok=self.retry_another_broker,
-            retry_codes=frozenset(self.retry_codes),
-        )
 
 
 class ProducerKeywords(TypedDict, total=False):

@@ -12,7 +12,8 @@ and none starts in the last ``REST_MIN_S`` before it.
 ======================  ==========================================  ============================
 attempt ends with       SYNC, awaited                               ASYNC, a future
 ======================  ==========================================  ============================
-result, not SEND_OK     again if ``retry_not_ok``, else the result  the result
+result, not SEND_OK     again if ``retry_another_broker``, else     the result
+                        the result
 no connection, no       again                                       again
 answer, connection lost
 too many requests       again                                       the error
@@ -31,12 +32,10 @@ mean that the message *is stored*: another attempt duplicates it. Counterpart of
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
 from typing import Final, Generic, TypeVar
 
-import msgspec
-
 from skylark.client.core.client_message import SendStatus
+from skylark.client.producer.producer_settings import ProducerSettings
 from skylark.core.errors import (
     BrokerError,
     ClientError,
@@ -49,23 +48,8 @@ from skylark.core.errors import (
     SkylarkError,
     TransportError,
 )
-from skylark.wire.codes import ResponseCode
 
 T = TypeVar("T")
-
-#: Response codes after which another broker is tried (retryResponseCodes).
-RETRY_CODES: Final = frozenset(
-    {
-        ResponseCode.TOPIC_NOT_EXIST,
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-        ResponseCode.SYSTEM_ERROR,
-        ResponseCode.SYSTEM_BUSY,
-        ResponseCode.NO_PERMISSION,
-        ResponseCode.NO_BUYER_ID,
-        ResponseCode.NOT_IN_CURRENT_UNIT,
-        ResponseCode.GO_AWAY,
-    }
-)
 
 #: With less time left, no attempt follows. Timers may fire 1.5 ms early (``core.clock``), so an
 #: attempt that used all the time could be followed by another one that stores a duplicate.
@@ -84,16 +68,6 @@ class SendMode(enum.Enum):
     ONEWAY = "ONEWAY"
 
 
-class SendPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The retry settings of a producer."""
-
-    retries: int = 2  #: retryTimesWhenSendFailed
-    retries_async: int = 2  #: retryTimesWhenSendAsyncFailed
-    attempt_timeout_s: float | None = None  #: sendMsgMaxTimeoutPerRequest
-    retry_not_ok: bool = False  #: retryAnotherBrokerWhenNotStoreOK
-    retry_codes: Collection[int] = RETRY_CODES
-
-
 class SendPlan(Generic[T]):
     """The attempts of one send; ``T`` is its result."""
 
@@ -102,14 +76,14 @@ class SendPlan(Generic[T]):
         "_deadline",
         "_earlier",
         "_mode",
-        "_policy",
+        "_settings",
         "_timeout_s",
         "attempts",
     )
 
     def __init__(
         self,
-        policy: SendPolicy,
+        settings: ProducerSettings,
         mode: SendMode,
         timeout_s: float,
         now: float,
@@ -117,14 +91,14 @@ class SendPlan(Generic[T]):
         one_queue: bool = False,
     ) -> None:
         """``one_queue``: the caller has chosen the queue, so no other one is tried."""
-        self._policy = policy
+        self._settings = settings
         self._mode = mode
         self._timeout_s = timeout_s
         self._deadline = now + timeout_s
         if mode is SendMode.ASYNC:
-            self._attempts_max = 1 + policy.retries_async
+            self._attempts_max = 1 + settings.retries_async
         else:
-            self._attempts_max = 1 if one_queue else 1 + policy.retries
+            self._attempts_max = 1 if one_queue else 1 + settings.retries
         self._earlier: T | None = None
         self.attempts = 0  #: started so far
 
@@ -139,7 +113,7 @@ class SendPlan(Generic[T]):
         if left_s <= 0:
             raise self._timed_out()
         self.attempts += 1
-        cap_s = self._policy.attempt_timeout_s
+        cap_s = self._settings.attempt_timeout
         if cap_s is None or self.is_last or left_s < cap_s + REST_MIN_S:
             return left_s
         return cap_s
@@ -149,7 +123,7 @@ class SendPlan(Generic[T]):
         if (
             status is SendStatus.SEND_OK
             or self._mode is SendMode.ASYNC
-            or not self._policy.retry_not_ok
+            or not self._settings.retry_another_broker
             or self.attempts >= self._attempts_max
             or not self._leaves_time(now)
         ):
@@ -181,7 +155,7 @@ class SendPlan(Generic[T]):
         if self._mode is SendMode.ASYNC:
             return isinstance(error, (ConnectError, ConnectionClosedError, RequestTimeoutError))
         if isinstance(error, BrokerError):
-            return error.code in self._policy.retry_codes
+            return error.code in self._settings.retry_codes
         if isinstance(error, ClientStateError):
             return False  # the client has been stopped
         return isinstance(error, (ClientError, TransportError))

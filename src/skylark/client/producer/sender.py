@@ -106,7 +106,6 @@ class Sender:
         self._instance = instance
         self._version_of = instance.broker_version
         self._settings = settings
-        self._policy = settings.policy
         self._lookup = link.lookup
         self._routes = link.lookup.routes
         self._faults = faults
@@ -280,7 +279,7 @@ class Sender:
         ``queue`` is as brokers know it; ``timeout_s`` counts from ``began``.
         """
         plan: SendPlan[SendResult] = SendPlan(
-            self._policy, mode, timeout_s, began, one_queue=queue is not None
+            self._settings, mode, timeout_s, began, one_queue=queue is not None
         )
         monotonic, meter, count = self._clock.monotonic, state.meter, len(parcel.messages)
         last_broker: str | None = None

@@ -55,7 +55,6 @@ from skylark.wire.headers.txn import (
 logger = logging.getLogger(__name__)
 
 CHECKS_WAITING_MAX: Final = 2_000
-_END_TIMEOUT_S: Final = 3.0
 _REMARK_LENGTH_MAX: Final = 1_000
 _COMMIT_OR_ROLLBACK: Final = {
     TxState.COMMIT: TRANSACTION_COMMIT,
@@ -284,7 +283,7 @@ class Transactions:
         )
         try:
             await self._sender.link.calls.end_transaction(
-                check.address, header, check.broker_name or "", _END_TIMEOUT_S, remark=remark
+                check.address, header, check.broker_name or "", remark=remark
             )
         except SkylarkError as error:
             logger.warning("cannot send the answer to a check-back of %s: %s", check.address, error)

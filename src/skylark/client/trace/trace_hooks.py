@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from skylark.client.consumer.push.concurrent_settlement import ReturnType
 from skylark.client.core.client_instance import ClientInstance
@@ -184,18 +184,13 @@ def consumer_tracing(
     return dispatcher, ConsumerTraceHook(dispatcher, clock, unique_id_generator(options, clock))
 
 
-class _Begun:
+class _Begun(NamedTuple):
     """Data from before a handler call, for the record after it."""
 
-    __slots__ = ("messages", "region_id", "request_id", "time_ms")
-
-    def __init__(
-        self, time_ms: int, request_id: str, region_id: str, messages: Sequence[MessageExt]
-    ) -> None:
-        self.time_ms = time_ms
-        self.request_id = request_id
-        self.region_id = region_id
-        self.messages = messages
+    time_ms: int
+    request_id: str
+    region_id: str
+    messages: Sequence[MessageExt]
 
 
 def _is_traced(message: MessageExt) -> bool:

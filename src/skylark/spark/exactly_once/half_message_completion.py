@@ -270,7 +270,7 @@ class HalfMessageCompleter:
             unique_key_query=True,
         )
         found = await self._client.link.calls.query_messages(address, header)
-        return any(record.topic == place.queue.topic for record in found.records)
+        return any(record.topic == place.queue.topic for record in found)
 
 
 def _is_refusal(error: SkylarkError) -> bool:

@@ -24,7 +24,8 @@ from skylark.admin.topic_operations import Topics
 from skylark.client.consumer.range_reader import RangeTerms, fixed_address, pull_range
 from skylark.client.core.broker_calls import Pulled
 from skylark.client.core.client_message import Message, SendResult, SendStatus
-from skylark.client.producer.send_retry import RETRY_CODES, SendMode
+from skylark.client.producer.producer_settings import RETRY_CODES
+from skylark.client.producer.send_retry import SendMode
 from skylark.core.backoff import Backoff, Outage
 from skylark.core.clock import Clock
 from skylark.core.errors import (

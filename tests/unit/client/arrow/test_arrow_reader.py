@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skylark.auth.signature import Credentials
 from skylark.client.arrow import arrow_reader as arrow
 from skylark.client.arrow import record_rows
 from skylark.client.arrow.arrow_columns import DEFAULT_COLUMNS, EXTRA_COLUMNS
@@ -24,9 +22,7 @@ from skylark.client.arrow.arrow_reader import (
     ArrowDecoder,
     arrow_schema,
     read_arrow,
-    read_range_blocking,
 )
-from skylark.client.consumer.range_reader import RangeTerms
 from skylark.client.core.client_options import ClientOptions
 from skylark.core.errors import (
     ClientError,
@@ -409,29 +405,6 @@ async def test_reading_may_be_left_early(tmp_path: Path) -> None:
 
 
 # ---- without a world ----------------------------------------------------------------------------
-
-
-def test_a_range_without_a_loop(tmp_path: Path) -> None:
-    """A worker has a broker's address, and nothing else."""
-    with served(tmp_path) as at:
-        at.send(*[b"%d" % index for index in range(3000)])
-        threads_before = threading.active_count()
-        batches = read_range_blocking(
-            at.broker,
-            queue(),
-            10,
-            2990,
-            columns=["queueOffset", "body"],
-            terms=RangeTerms(size_max=64 * 1024),
-            credentials=Credentials(access_key="ak", secret_key="sk"),
-        )
-        first = next(batches)
-        assert threading.active_count() == threads_before
-        rows = rows_in([first, *batches])
-        assert rows == [{"queueOffset": i, "body": b"%d" % i} for i in range(10, 2990)]
-        left = read_range_blocking(at.broker, queue(), 0, 3000)
-        assert next(left).num_rows == 3000
-        left.close()
 
 
 async def test_a_topic_with_the_control_thread(tmp_path: Path) -> None:

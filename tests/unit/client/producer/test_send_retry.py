@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from skylark.client.core.client_message import SendStatus
+from skylark.client.producer.producer_settings import RETRY_CODES, ProducerSettings
 from skylark.client.producer.send_retry import (
-    RETRY_CODES,
     SendMode,
     SendPlan,
-    SendPolicy,
 )
 from skylark.core.errors import (
     BrokerError,
@@ -32,7 +31,7 @@ CLOSED = ConnectionClosedError("closed")
 def plan(
     mode: SendMode = SendMode.SYNC, *, one_queue: bool = False, **policy: object
 ) -> SendPlan[str]:
-    return SendPlan(SendPolicy(**policy), mode, 3.0, 10.0, one_queue=one_queue)  # type: ignore[arg-type]
+    return SendPlan(ProducerSettings(**policy), mode, 3.0, 10.0, one_queue=one_queue)  # type: ignore[arg-type]
 
 
 def test_java_retries_these_codes() -> None:
@@ -93,7 +92,7 @@ def test_a_hung_broker_eats_the_time_unless_attempts_have_their_own() -> None:
     assert isinstance(raised.value, TooManyRequestsError)
     assert isinstance(raised.value, TimeoutError)
     assert raised.value.__cause__ is error
-    sync = plan(attempt_timeout_s=0.5)
+    sync = plan(attempt_timeout=0.5)
     assert sync.begin(10.0) == 0.5
     assert sync.failed(error, 10.5) is None
     assert sync.begin(10.5) == 0.5
@@ -116,17 +115,17 @@ def test_a_timer_that_fires_early_leaves_no_time_for_another_attempt(early_s: fl
         for error in (RequestTimeoutError("no answer"), CLOSED):
             with pytest.raises(SendTimeoutError, match="1 attempts"):
                 begun(plan(mode)).failed(error, 13.0 - early_s)
-    capped = plan(attempt_timeout_s=1.5)
+    capped = plan(attempt_timeout=1.5)
     assert capped.begin(10.0) == 1.5
     assert capped.failed(RequestTimeoutError("no answer"), 11.5 - early_s) is None
     assert capped.begin(11.5 - early_s) == pytest.approx(1.5 + early_s)  # all that is left
     with pytest.raises(SendTimeoutError, match="2 attempts"):
         capped.failed(RequestTimeoutError("no answer"), 13.0 - early_s)
-    assert begun(plan(retry_not_ok=True)).done("stored", NOT_OK, 13.0 - early_s) == "stored"
+    assert begun(plan(retry_another_broker=True)).done("stored", NOT_OK, 13.0 - early_s) == "stored"
 
 
 def test_whoever_is_in_a_hurry_has_one_attempt() -> None:
-    hurried: SendPlan[str] = SendPlan(SendPolicy(), SendMode.SYNC, 0.001, 10.0)
+    hurried: SendPlan[str] = SendPlan(ProducerSettings(), SendMode.SYNC, 0.001, 10.0)
     assert hurried.begin(10.0) == pytest.approx(0.001)
     with pytest.raises(SendTimeoutError, match="1 attempts"):
         hurried.failed(CLOSED, 10.0)
@@ -135,23 +134,23 @@ def test_whoever_is_in_a_hurry_has_one_attempt() -> None:
 @pytest.mark.spec("client.8.12")
 def test_a_result_that_is_not_ok_is_a_result() -> None:
     assert begun(plan()).done("r", NOT_OK, 10.1) == "r"
-    again = plan(retry_not_ok=True)
+    again = plan(retry_another_broker=True)
     for result in ("1", "2"):
         again.begin(10.0)
         assert again.done(result, NOT_OK, 10.1) is None
     again.begin(10.1)
     assert again.done("3", NOT_OK, 10.2) == "3"
-    assert begun(plan(retry_not_ok=True)).done("late", NOT_OK, 13.0) == "late"
+    assert begun(plan(retry_another_broker=True)).done("late", NOT_OK, 13.0) == "late"
 
 
 def test_an_earlier_result_beats_a_later_error() -> None:
     for error in (broker_error(13, "illegal"), broker_error(14, "full"), CLOSED):
-        again = plan(retry_not_ok=True, retries=1)
+        again = plan(retry_another_broker=True, retries=1)
         again.begin(10.0)
         assert again.done("stored", NOT_OK, 10.1) is None
         again.begin(10.1)
         assert again.failed(error, 10.2) == "stored"
-    again = plan(retry_not_ok=True)
+    again = plan(retry_another_broker=True)
     again.begin(10.0)
     assert again.done("stored", NOT_OK, 10.1) is None
     again.begin(10.1)
@@ -172,7 +171,7 @@ def test_async_retries_what_got_no_answer_and_nothing_else() -> None:
     with pytest.raises(SendFailedError) as failed:
         made.failed(RequestTimeoutError("x"), 10.2)
     assert failed.value.response_code == 10002
-    assert begun(plan(SendMode.ASYNC, retry_not_ok=True)).done("r", NOT_OK, 10.1) == "r"
+    assert begun(plan(SendMode.ASYNC, retry_another_broker=True)).done("r", NOT_OK, 10.1) == "r"
 
 
 def test_one_queue_has_one_attempt_and_the_error_as_it_is() -> None:
