@@ -267,7 +267,7 @@ CONSUMED_MESSAGE: Final = Picture(
     boxes=[
         Box("assign", 0, 0, "1  Assign queues",
             ["Decide which queues are ours; start and stop", "their pull loops"],
-            ["client/consumer/rebalance.py", "client/consumer/push/rebalance_executor.py"]),
+            ["client/consumer/rebalance.py", "client/consumer/rebalance_executor.py"]),
         Box("save", 0, 1, "8  Save offsets",
             ["To the brokers, every 5 s and when a queue", "is given up; pulls carry them as well"],
             ["client/consumer/offset_persistence.py"]),

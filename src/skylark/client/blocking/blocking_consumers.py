@@ -31,8 +31,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Self, TypeAlias, TypeVar, Unpack, overload
+from typing import Self, TypeAlias, Unpack
+
+import msgspec
 
 from skylark.client.blocking.blocking_client import (
     BlockingClient,
@@ -45,14 +46,16 @@ from skylark.client.blocking.blocking_client import (
 from skylark.client.blocking.blocking_producer import refuse_coroutine
 from skylark.client.blocking.event_loop_thread import shared_loop_thread
 from skylark.client.consumer import classic_pull_consumer as classic
-from skylark.client.consumer.allocation import Allocation
-from skylark.client.consumer.consumer_send_back import RECONSUME_TIMES_MAX
 from skylark.client.consumer.lite_pull import lite_pull_consumer as lite
 from skylark.client.consumer.lite_pull.lite_pull_settings import LitePullKeywords, LitePullSettings
 from skylark.client.consumer.pull_consumer_base import TopicListener
 from skylark.client.consumer.push import push_consumer as push
 from skylark.client.consumer.push.consumer_stats import ConsumerStats
-from skylark.client.consumer.push.message_handlers import Handler
+from skylark.client.consumer.push.message_handlers import (
+    Handler,
+    HandlerSubscriptions,
+    SubscribeKeywords,
+)
 from skylark.client.consumer.push.push_settings import PushKeywords, PushSettings, QueueListener
 from skylark.client.core.argument_checks import refuse_generator, refused
 from skylark.client.core.client_message import MessageExt
@@ -61,12 +64,9 @@ from skylark.client.core.service_state import ServiceState, require_running
 from skylark.client.core.shutdown_signals import on_signal
 from skylark.client.core.threads import call_in_thread
 from skylark.wire.bodies.common_body import MessageQueue
-from skylark.wire.bodies.heartbeat import MessageModel
-
-HandlerT = TypeVar("HandlerT", bound=Handler)
 
 
-class PushConsumer(BlockingConsumer[push.PushConsumer]):
+class PushConsumer(BlockingConsumer[push.PushConsumer], HandlerSubscriptions):
     """The blocking push consumer; see :class:`skylark.aio.PushConsumer`."""
 
     def __init__(
@@ -91,51 +91,14 @@ class PushConsumer(BlockingConsumer[push.PushConsumer]):
     def client_id(self) -> str:
         return self._client.client_id
 
-    @overload
-    def subscribe(
-        self,
-        topic: str,
-        handler: None = None,
-        *,
-        tags: str | None = None,
-        sql: str | None = None,
-        orderly: bool = False,
-        batch: int = 1,
-    ) -> Callable[[HandlerT], HandlerT]: ...
+    def _adding(self, topic: str, **how: Unpack[SubscribeKeywords]) -> Callable[[Handler], None]:
+        add_to_client = self._client._adding(topic, **how)
 
-    @overload
-    def subscribe(
-        self,
-        topic: str,
-        handler: HandlerT,
-        *,
-        tags: str | None = None,
-        sql: str | None = None,
-        orderly: bool = False,
-        batch: int = 1,
-    ) -> HandlerT: ...
-
-    def subscribe(
-        self,
-        topic: str,
-        handler: Any = None,
-        *,
-        tags: str | None = None,
-        sql: str | None = None,
-        orderly: bool = False,
-        batch: int = 1,
-    ) -> Any:
-        """Call ``handler`` with the messages of a topic; without one it is a decorator."""
-
-        def add(function: HandlerT) -> HandlerT:
+        def add(function: Handler) -> None:
             refuse_coroutine(function)
-            subscribe = partial(
-                self._client.subscribe, tags=tags, sql=sql, orderly=orderly, batch=batch
-            )
-            self._do(subscribe, topic, function)
-            return function
+            self._do(add_to_client, function)
 
-        return add if handler is None else add(handler)
+        return add
 
     unsubscribe = calling(push.PushConsumer.unsubscribe)
     suspend = calling(push.PushConsumer.suspend)
@@ -262,24 +225,11 @@ class PullConsumer(BlockingPullClient[classic.PullConsumer]):
         group: str,
         options: ClientOptions | None = None,
         *,
-        message_model: MessageModel = MessageModel.CLUSTERING,
-        allocation: Allocation | None = None,
-        max_reconsume_times: int = RECONSUME_TIMES_MAX,
-        offset_folder: Path | None = None,
         hooks: Sequence[object] = (),
+        **settings: Unpack[classic.PullKeywords],
     ) -> None:
-        """``offset_folder``: where broadcasting consumers save their offsets."""
-        super().__init__(
-            classic.PullConsumer(
-                group,
-                options,
-                message_model=message_model,
-                allocation=allocation,
-                max_reconsume_times=max_reconsume_times,
-                offset_folder=offset_folder,
-                hooks=hooks,
-            )
-        )
+        """Nothing is sent before :meth:`start`; ``settings``: see PullSettings."""
+        super().__init__(classic.PullConsumer(group, options, hooks=hooks, **settings))
 
     def register_queue_listener(self, topic: str, listener: QueueListener | None = None) -> Self:
         """Share the queues of a topic with the group; ``listener`` gets each new share."""
@@ -296,22 +246,11 @@ class PullConsumer(BlockingPullClient[classic.PullConsumer]):
     fetch_consume_offset = waiting(classic.PullConsumer.fetch_consume_offset)
 
 
-class PullTask:
+class PullTask(msgspec.Struct, eq=False):
     """The argument of a callback, which sets ``next_delay``, the seconds until its next call."""
 
-    __slots__ = ("_task", "consumer")
-
-    def __init__(self, consumer: PullConsumer, task: classic.PullTask) -> None:
-        self.consumer = consumer
-        self._task = task
-
-    @property
-    def next_delay(self) -> float:
-        return self._task.next_delay
-
-    @next_delay.setter
-    def next_delay(self, delay_s: float) -> None:
-        self._task.next_delay = delay_s
+    consumer: PullConsumer
+    next_delay: float
 
 
 #: Called for a queue repeatedly, in a thread.
@@ -360,7 +299,11 @@ class PullSchedule(BlockingClient[_ScheduleClient]):
         refuse_generator("callback", callback)
 
         async def call(queue: MessageQueue, task: classic.PullTask) -> None:
-            await call_in_thread(callback, queue, PullTask(self.consumer, task))
+            given = PullTask(self.consumer, task.next_delay)
+            try:
+                await call_in_thread(callback, queue, given)
+            finally:
+                task.next_delay = given.next_delay
 
         self._do(self._client.register, topic, call)
         return self

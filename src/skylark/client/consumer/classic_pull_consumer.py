@@ -28,15 +28,14 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
-from typing import Final, Self, TypeAlias
+from typing import Final, Self, TypeAlias, TypedDict, Unpack
 
 import msgspec
 
 from skylark.client.consumer.allocation import Allocation, Averagely
 from skylark.client.consumer.consumer_send_back import RECONSUME_TIMES_MAX, SendBackClient
-from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.pull_api import PullResult, PullTerms
-from skylark.client.consumer.pull_consumer_base import PullClient, PullConsumerSession
+from skylark.client.consumer.pull_consumer_base import PullClient
 from skylark.client.consumer.push.push_settings import QueueListener
 from skylark.client.consumer.rebalance import Settled
 from skylark.client.consumer.subscription import make_subscription
@@ -46,10 +45,11 @@ from skylark.client.core.argument_checks import (
     fits,
     refuse_generator,
     refused,
+    settings_of,
 )
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.client_options import ClientOptions, Duration, seconds
-from skylark.client.core.client_runtime import ClientRuntime, default_runtime
+from skylark.client.core.client_runtime import ClientRuntime
 from skylark.client.core.hooks import call_hooks, hook_methods
 from skylark.client.core.route_cache import MASTER_ID
 from skylark.client.core.service_state import (
@@ -71,13 +71,16 @@ SUSPEND_MAX_S: Final = 20.0  # brokerSuspendMaxTimeMillis
 SUSPEND_TIMEOUT_S: Final = 30.0  # consumerTimeoutMillisWhenSuspend
 
 
-class _Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The validated keywords of the constructor."""
+class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a classic pull consumer."""
 
-    message_model: MessageModel
-    allocation: Allocation
-    max_reconsume_times: int
-    offset_folder: Path | None
+    #: CLUSTERING shares the queues among the members of the group, BROADCASTING gives all to each
+    message_model: MessageModel = MessageModel.CLUSTERING
+    #: how queues are shared; all members must use the same
+    allocation: Allocation = Averagely()
+    #: retries before a message that is sent back becomes a dead letter
+    max_reconsume_times: int = RECONSUME_TIMES_MAX
+    offset_folder: Path | None = None  #: where broadcasting consumers save their offsets
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -85,6 +88,20 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"max_reconsume_times must be 0 or more, not {self.max_reconsume_times}"
             )
+
+    @property
+    def clustering(self) -> bool:
+        """Whether the members of the group share the messages."""
+        return self.message_model is MessageModel.CLUSTERING
+
+
+class PullKeywords(TypedDict, total=False):
+    """The names and types of :class:`PullSettings`."""
+
+    message_model: MessageModel
+    allocation: Allocation | None
+    max_reconsume_times: int
+    offset_folder: Path | None
 
 
 @checks_arguments
@@ -96,25 +113,19 @@ class PullConsumer(PullClient):
         group: str,
         options: ClientOptions | None = None,
         *,
-        message_model: MessageModel = MessageModel.CLUSTERING,
-        allocation: Allocation | None = None,
-        max_reconsume_times: int = RECONSUME_TIMES_MAX,
-        offset_folder: Path | None = None,
         hooks: Sequence[object] = (),
         runtime: ClientRuntime | None = None,
+        **settings: Unpack[PullKeywords],
     ) -> None:
-        """``offset_folder``: where broadcasting consumers save their offsets.
+        """``settings`` are those of :class:`PullSettings`.
 
         ``hooks``: see ConsumeHook and FilterHook in :mod:`skylark.client.core.hooks`. As in Java
         there is no trace, because this consumer does not know when a message is consumed.
         """
         super().__init__(group, options, hooks, runtime)
-        self._settings = _Settings(
-            message_model=message_model,
-            allocation=Averagely() if allocation is None else allocation,
-            max_reconsume_times=max_reconsume_times,
-            offset_folder=offset_folder,
-        )
+        if settings.get("allocation") is None:
+            settings["allocation"] = Averagely()
+        self.settings = settings_of(PullSettings, settings)
         self._filters = hook_methods(self._hooks, "filter_messages")
         self._listeners: dict[str, list[QueueListener]] = {}
 
@@ -124,20 +135,12 @@ class PullConsumer(PullClient):
         """Join the group."""
         require_new(self.state, f"consumer {self.group}")
         self.state = ServiceState.START_FAILED
-        group = self._session = PullConsumerSession(
-            self.group,
-            self.options,
-            self._runtime or default_runtime(),
-            self,
-            allocation=self._settings.allocation,
-            clustering=self._settings.message_model is MessageModel.CLUSTERING,
-            offset_folder=self._settings.offset_folder,
-        )
+        group = self._session = self._open_session(self.settings)
         async with group.starting():
             self._sends_back = SendBackClient(
                 group.access.link,
                 group.group,
-                reconsume_times_max=self._settings.max_reconsume_times,
+                reconsume_times_max=self.settings.max_reconsume_times,
                 unit_mode=self.options.unit_mode,
             )
             self._suggested: dict[MessageQueue, int] = {}
@@ -166,14 +169,8 @@ class PullConsumer(PullClient):
             group.subscribe(make_subscription(wire_topic, now_ms=group.clock.now_ms()))
         return self
 
-    def queue_opened(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
-        """See :class:`~skylark.client.consumer.pull_member.QueueEvents`; not for applications."""
-
-    def queue_released(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
-        """See :class:`~skylark.client.consumer.pull_member.QueueEvents`; not for applications."""
-
     def queues_settled(self, settled: Settled) -> None:
-        """See :class:`~skylark.client.consumer.pull_member.QueueEvents`; not for applications."""
+        """See :class:`~skylark.client.consumer.pull_member.QueueEvents`."""
         if self.state is ServiceState.SHUTDOWN_ALREADY:
             return
         namespace = self._session.namespace
@@ -296,14 +293,11 @@ ERROR_DELAY_S: Final = 1.0
 CALLS_MAX: Final = 20
 
 
-class PullTask:
+class PullTask(msgspec.Struct, eq=False):
     """The argument of a callback, which sets ``next_delay``, the seconds until its next call."""
 
-    __slots__ = ("consumer", "next_delay")
-
-    def __init__(self, consumer: PullConsumer) -> None:
-        self.consumer = consumer
-        self.next_delay = NEXT_DELAY_S
+    consumer: PullConsumer
+    next_delay: float = NEXT_DELAY_S
 
 
 #: Called for a queue repeatedly; a coroutine function, or a function that does not block.

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -52,17 +53,13 @@ class OffsetStore(Protocol):
         keeps all of them for the next round.
         """
 
-    async def persist(self, queue: MessageQueue) -> None:
-        """Save the offset of one queue, if memory has one."""
+    async def save(
+        self, queues: Collection[MessageQueue], *, wait: bool = False
+    ) -> Mapping[MessageQueue, int]:
+        """Send the offsets of these queues that memory has; returns those that were sent.
 
-    async def persist_some(self, queues: Collection[MessageQueue]) -> Mapping[MessageQueue, int]:
-        """Save the offsets of these queues only; returns the offsets that were sent."""
-
-    async def persist_all(self, queues: Collection[MessageQueue]) -> None:
-        """Save the offsets of these queues, and forget all others."""
-
-    async def persist_last(self, queues: Collection[MessageQueue]) -> None:
-        """Save the offsets of these queues and wait, because the consumer leaves."""
+        Failures are logged. ``wait``: for responses, because the consumer leaves.
+        """
 
 
 class RemoteOffsets:
@@ -73,9 +70,7 @@ class RemoteOffsets:
         self.table = OffsetTable()
         self._group = group
         self._link = link
-        self._begun: set[tuple[str, str]] = (
-            set()
-        )  # broker and topic that have offsets of this group
+        self._begun: set[tuple[str, str]] = set()  # broker and topic with offsets of this group
 
     async def read(self, queue: MessageQueue) -> int | None:
         link = self._link()
@@ -94,99 +89,63 @@ class RemoteOffsets:
             return (await lookup.reader_of(queue)).address
 
     async def commit(self, queues: Collection[MessageQueue]) -> None:
-        results = await asyncio.gather(
-            *(self._commit_in_turn(*each) for each in _by_place(self.table.to_save(queues))),
-            return_exceptions=True,
-        )
-        for error in results:
-            if error is not None:
-                raise error
-
-    async def _commit_in_turn(
-        self, place: tuple[str, str], offsets: dict[MessageQueue, int]
-    ) -> None:
-        """Commit the offsets of one topic at one broker; see :meth:`_save_in_turn`."""
-        queues = list(offsets)
-        if place not in self._begun:
-            await self._send(queues.pop(0), wait=True)
-            self._begun.add(place)
-        results = await asyncio.gather(
-            *(self._send(queue, wait=True) for queue in queues), return_exceptions=True
-        )
-        for result in results:
-            if isinstance(result, BaseException):
+        for result in (await self._send_all(queues, wait=True)).values():
+            if isinstance(result, SkylarkError):
                 raise result
 
-    async def persist(self, queue: MessageQueue) -> None:
-        if self.table.read(queue) is not None:
-            await self._save(queue)
+    async def save(
+        self, queues: Collection[MessageQueue], *, wait: bool = False
+    ) -> Mapping[MessageQueue, int]:
+        saved: dict[MessageQueue, int] = {}
+        for queue, result in (await self._send_all(queues, wait=wait)).items():
+            if isinstance(result, SkylarkError):
+                offset = self.table.read(queue)
+                logger.warning("cannot save offset %s of %s now: %s", offset, queue, result)
+            elif result is not None:
+                saved[queue] = result
+        return saved
 
-    async def persist_some(self, queues: Collection[MessageQueue]) -> Mapping[MessageQueue, int]:
-        return await self._save_all(queues, wait=False)
-
-    async def persist_all(self, queues: Collection[MessageQueue]) -> None:
-        self.table.retain(queues)
-        await self._save_all(queues, wait=False)
-
-    async def persist_last(self, queues: Collection[MessageQueue]) -> None:
-        await self._save_all(queues, wait=True)
-
-    async def _save_all(
+    async def _send_all(
         self, queues: Collection[MessageQueue], *, wait: bool
-    ) -> dict[MessageQueue, int]:
-        places = _by_place(self.table.to_save(queues))
-        saved = await asyncio.gather(
-            *(self._save_in_turn(place, each, wait=wait) for place, each in places)
+    ) -> dict[MessageQueue, int | SkylarkError | None]:
+        places: dict[tuple[str, str], list[MessageQueue]] = {}
+        for queue in self.table.to_save(queues):
+            places.setdefault((queue.broker_name, queue.topic), []).append(queue)
+        results = await asyncio.gather(
+            *(self._send_in_turn(place, *each, wait=wait) for place, each in places.items())
         )
-        return {queue: offset for each in saved for queue, offset in each.items()}
+        of_queues = (queue for each in places.values() for queue in each)
+        return dict(zip(of_queues, chain.from_iterable(results), strict=True))
 
-    async def _save_in_turn(
-        self, place: tuple[str, str], offsets: dict[MessageQueue, int], *, wait: bool
-    ) -> dict[MessageQueue, int]:
-        """Save the offsets of one topic at one broker; returns the offsets that were sent.
+    async def _send_in_turn(
+        self, place: tuple[str, str], first: MessageQueue, *rest: MessageQueue, wait: bool
+    ) -> list[int | SkylarkError | None]:
+        """Send the offsets of one topic to one broker.
 
         Apache's broker loses some of the first offsets of a group if they arrive together. So the
         first one is sent alone, and its response is awaited until a broker has responded once; if
         there is none, the others are sent without waiting.
         """
-        first, *rest = offsets
-        sent = await self._save(first, wait=wait or place not in self._begun)
-        if sent is not None:
+        result = await self._send(first, wait=wait or place not in self._begun)
+        is_sent = isinstance(result, int)
+        if is_sent:
             self._begun.add(place)
-        wait = wait and sent is not None
-        others = await asyncio.gather(*(self._save(queue, wait=wait) for queue in rest))
-        results = zip(offsets, (sent, *others), strict=True)
-        return {queue: offset for queue, offset in results if offset is not None}
+        others = (self._send(queue, wait=wait and is_sent) for queue in rest)
+        return [result, *await asyncio.gather(*others)]
 
-    async def _save(self, queue: MessageQueue, *, wait: bool = False) -> int | None:
-        """Send the offset of a queue to its broker; returns it, or None with a warning."""
-        try:
-            return await self._send(queue, wait=wait)
-        except SkylarkError as error:
-            offset = self.table.read(queue)
-            logger.warning("cannot save offset %s of %s now: %s", offset, queue, error)
-            return None
-
-    async def _send(self, queue: MessageQueue, *, wait: bool) -> int | None:
+    async def _send(self, queue: MessageQueue, *, wait: bool) -> int | SkylarkError | None:
         """Send the offset of a queue to its broker; None if memory no longer has it."""
         link = self._link()
-        target = await link.lookup.reader_of(queue)
-        offset = self.table.read(queue)  # read after the look-up, during which it may have moved
-        if offset is not None:
-            await link.calls.update_offset(
-                target.address, self._group, queue, offset, OFFSET_TIMEOUT_S, oneway=not wait
-            )
+        try:
+            target = await link.lookup.reader_of(queue)
+            offset = self.table.read(queue)  # after the look-up, during which it may have moved
+            if offset is not None:
+                await link.calls.update_offset(
+                    target.address, self._group, queue, offset, OFFSET_TIMEOUT_S, oneway=not wait
+                )
+        except SkylarkError as error:
+            return error
         return offset
-
-
-def _by_place(
-    offsets: Mapping[MessageQueue, int],
-) -> list[tuple[tuple[str, str], dict[MessageQueue, int]]]:
-    """Offsets grouped by broker and topic."""
-    places: dict[tuple[str, str], dict[MessageQueue, int]] = {}
-    for queue, offset in offsets.items():
-        places.setdefault((queue.broker_name, queue.topic), {})[queue] = offset
-    return list(places.items())
 
 
 class LocalOffsets:
@@ -205,20 +164,10 @@ class LocalOffsets:
     async def commit(self, queues: Collection[MessageQueue]) -> None:
         self._file.save(self.table.to_save(queues))
 
-    async def persist(self, queue: MessageQueue) -> None:
-        self._save([queue])
-
-    async def persist_some(self, queues: Collection[MessageQueue]) -> Mapping[MessageQueue, int]:
-        return self._save(queues)
-
-    async def persist_all(self, queues: Collection[MessageQueue]) -> None:
-        self.table.retain(queues)
-        self._save(queues)
-
-    async def persist_last(self, queues: Collection[MessageQueue]) -> None:
-        self._save(queues)
-
-    def _save(self, queues: Collection[MessageQueue]) -> dict[MessageQueue, int]:
+    async def save(
+        self, queues: Collection[MessageQueue], *, wait: bool = False
+    ) -> Mapping[MessageQueue, int]:
+        del wait  # a file is always written at once
         offsets = self.table.to_save(queues)
         try:
             self._file.save(offsets)

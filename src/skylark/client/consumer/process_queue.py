@@ -34,7 +34,9 @@ from typing import Final
 import msgspec
 
 from skylark.client.core.client_message import MessageExt
+from skylark.client.metrics import QueueLevel
 from skylark.wire.bodies.admin_body import ProcessQueueInfo
+from skylark.wire.bodies.common_body import MessageQueue
 
 NOTHING_TO_COMMIT: Final = -1
 
@@ -45,31 +47,11 @@ PULL_EXPIRED_MS: Final = 120_000
 EXPIRED_DELAY_LEVEL: Final = 3
 EXPIRED_COUNT_MAX: Final = 16
 
-_MIB: Final = 1024 * 1024
+MIB: Final = 1024 * 1024
 
 
 class ProcessQueue:
     """The messages of one queue inside a consumer."""
-
-    __slots__ = (
-        "_drained",
-        "_drained_count",
-        "_in_flight",
-        "_messages",
-        "_order",
-        "_started",
-        "broker_lag",
-        "consuming",
-        "dropped",
-        "last_consume_ms",
-        "last_lock_ms",
-        "last_pull_ms",
-        "locked",
-        "offset_checked",
-        "queue_offset_max",
-        "size",
-        "try_unlock_times",
-    )
 
     def __init__(self, now_ms: int, *, locked: bool = False) -> None:
         self._messages: dict[int, MessageExt] = {}
@@ -79,7 +61,6 @@ class ProcessQueue:
         self._drained: Callable[[], object] | None = None
         self._drained_count = 0
         self.queue_offset_max = 0  #: offset of the last message that was put
-        self.broker_lag = 0  #: messages of the broker behind the last one that was put
         self.size = 0  #: bytes of all messages that are here, in flight ones included
         self.dropped = False  #: given up: its messages must not be handed out or committed
         self.locked = locked  #: the broker has granted the queue lock
@@ -115,11 +96,10 @@ class ProcessQueue:
 
     # ---- putting and removing --------------------------------------------------------------------
 
-    def put(self, messages: Sequence[MessageExt], max_offset: int | None = None) -> bool:
+    def put(self, messages: Sequence[MessageExt]) -> bool:
         """Add pulled messages; returns whether an orderly task must be started.
 
-        A message that is already here is replaced. ``max_offset`` is the end of the queue in the
-        response of the broker.
+        A message that is already here is replaced.
         """
         if messages:
             offsets = [message.record.queue_offset for message in messages]
@@ -131,8 +111,6 @@ class ProcessQueue:
                 self.queue_offset_max = offsets[-1]
             else:
                 self._put_out_of_order(messages)
-            if max_offset is not None and max_offset > offsets[-1]:
-                self.broker_lag = max_offset - offsets[-1]
         if self._messages and not self.consuming:
             self.consuming = True
             return True
@@ -199,7 +177,7 @@ class ProcessQueue:
         self._in_flight.clear()
         self._started.clear()
         self._order.clear()
-        self.size = self.broker_lag = self.queue_offset_max = 0
+        self.size = self.queue_offset_max = 0
 
     # ---- in order --------------------------------------------------------------------------------
 
@@ -303,12 +281,29 @@ class ProcessQueue:
         if here := list(self._messages):
             info.cached_msg_min_offset, info.cached_msg_max_offset = min(here), max(here)
         info.cached_msg_count = len(here)
-        info.cached_msg_size_in_mib = self.size // _MIB
+        info.cached_msg_size_in_mib = self.size // MIB
         if in_flight := list(self._in_flight):
             info.transaction_msg_min_offset = min(in_flight)
             info.transaction_msg_max_offset = max(in_flight)
         info.transaction_msg_count = len(in_flight)
         return info
+
+
+def queue_level(
+    shown_topic: Callable[[str], str],
+    queue: MessageQueue,
+    process_queue: ProcessQueue,
+    behind: int,
+) -> QueueLevel:
+    """The level of a queue for metrics; ``behind``: messages at the broker."""
+    return QueueLevel(
+        topic=shown_topic(queue.topic),
+        broker_name=queue.broker_name,
+        queue_id=queue.queue_id,
+        count=process_queue.count,
+        size=process_queue.size,
+        behind=behind,
+    )
 
 
 # ---- when to pull --------------------------------------------------------------------------------
@@ -353,7 +348,7 @@ class FlowControl:
         self,
         *,
         count_max: int = 1_000,
-        size_max: int = 100 * _MIB,
+        size_max: int = 100 * MIB,
         span_max: int = 2_000,
         orderly: bool = False,
         error_delay_ms: int = ERROR_DELAY_MS,

@@ -94,7 +94,7 @@ class QueueAccess:
         """
         target = await self.link.lookup.reader_of(queue, broker_id)
         if subscription.is_sql:
-            self._require_sql(target, queue)
+            require_sql(self._instance, target, queue)
         header = self._pull_header(queue, subscription, offset, terms)
         pulled = await self._call(target.address, header, queue.broker_name, terms)
         found, error = decode_messages(pulled, queue)
@@ -124,15 +124,6 @@ class QueueAccess:
                     raise
                 self._without_lite.add(address)
         return await pull(address, header, broker_name, timeout_s)
-
-    def _require_sql(self, target: Target, queue: MessageQueue) -> None:
-        version = self._instance.broker_version(target.address)
-        if version < V4_1_0_SNAPSHOT:
-            raise ClientError(
-                f"broker {queue.broker_name} at {target.address}, version {version},"
-                " does not upgrade to support for filter message by SQL92",
-                hint="its version is known once it has answered a heartbeat",
-            )
 
     def _pull_header(
         self, queue: MessageQueue, subscription: Subscription, offset: int, terms: PullTerms
@@ -190,6 +181,17 @@ class QueueAccess:
         """The offset of the first message stored at or after this time."""
         address = await self.link.lookup.master_of(queue)
         return await self.link.calls.search_offset(address, queue, time_ms)
+
+
+def require_sql(instance: ClientInstance, target: Target, queue: MessageQueue) -> None:
+    """Raise ClientError if a broker is too old to filter by SQL, or has sent no version yet."""
+    version = instance.broker_version(target.address)
+    if version < V4_1_0_SNAPSHOT:
+        raise ClientError(
+            f"broker {queue.broker_name} at {target.address}, version {version},"
+            " does not upgrade to support for filter message by SQL92",
+            hint="its version is known once it has answered a heartbeat",
+        )
 
 
 async def first_offset(link: BrokerConnections, queue: MessageQueue, start: Start) -> int:

@@ -20,13 +20,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from skylark.client.consumer.allocation import Allocation
 from skylark.client.consumer.offset_persistence import open_offset_store
-from skylark.client.consumer.offset_table import (
-    OffsetTable,
-)
+from skylark.client.consumer.offset_table import OffsetTable
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.pull_api import QueueAccess
 from skylark.client.consumer.pull_member import PullMember, QueueEvents
@@ -34,7 +32,7 @@ from skylark.client.consumer.subscription import Subscription
 from skylark.client.core.argument_checks import checks_arguments, refused
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.client_options import ClientOptions, given_options
-from skylark.client.core.client_runtime import ClientRuntime, runtime_of
+from skylark.client.core.client_runtime import ClientRuntime, default_runtime, runtime_of
 from skylark.client.core.control_loop import Handover
 from skylark.client.core.hooks import ConsumeContext, ConsumeHooks
 from skylark.client.core.instance_registry import acquire_instance
@@ -53,6 +51,19 @@ TopicListener: TypeAlias = Callable[[str, frozenset[MessageQueue]], object]
 WATCH_FIRST_S: Final = 10.0
 
 
+class SessionSettings(Protocol):
+    """The settings of a pull consumer that its session needs."""
+
+    @property
+    def allocation(self) -> Allocation: ...
+
+    @property
+    def clustering(self) -> bool: ...
+
+    @property
+    def offset_folder(self) -> Path | None: ...
+
+
 class PullConsumerSession:
     """The session of one pull consumer; see the module docstring."""
 
@@ -62,21 +73,16 @@ class PullConsumerSession:
         options: ClientOptions,
         runtime: ClientRuntime,
         events: QueueEvents,
-        *,
-        allocation: Allocation,
-        clustering: bool = True,
-        offset_folder: Path | None = None,
+        settings: SessionSettings,
     ) -> None:
         """``group`` as the application knows it; raises ConfigError or ClientError."""
-        client_id = options.client_id(keep_default=not clustering, stream=True)
+        client_id = options.client_id(keep_default=not settings.clustering, stream=True)
         self.instance = acquire_instance(options, client_id, runtime, stream=True)
         self.clock = runtime.clock
         self.namespace = self.instance.namespace
         self.group = self.namespace.wrap(group)
         self._events = events
-        self._allocation = allocation
-        self._clustering = clustering
-        self._offset_folder = offset_folder
+        self._settings = settings
         self._tasks = Tasks(f"consumer {group}")
         self._opened = False
         self._stop_pulling: Callable[[], Awaitable[None]] | None = None
@@ -91,18 +97,18 @@ class PullConsumerSession:
             self._store = open_offset_store(
                 self.instance,
                 self.group,
-                clustering=self._clustering,
-                folder=self._offset_folder,
+                clustering=self._settings.clustering,
+                folder=self._settings.offset_folder,
             )
             self.access = QueueAccess(self.instance, self.instance.open_link(), self.group)
             self._member = PullMember(
                 self.instance,
                 self.group,
-                self._allocation,
+                self._settings.allocation,
                 self._store,
                 Handover(asyncio.get_running_loop()),
                 self._events,
-                clustering=self._clustering,
+                clustering=self._settings.clustering,
             )
             self._opened = True
             yield
@@ -207,7 +213,7 @@ class PullConsumerSession:
 
     async def _give_up(self, queues: Iterable[MessageQueue]) -> None:
         for queue in queues:
-            await self.instance.runtime.control.run(self._store.persist(queue))
+            await self.instance.runtime.control.run(self._store.save([queue]))
             if queue not in self._member.assigned:
                 self.offsets.forget(queue)
 
@@ -277,8 +283,11 @@ class PullConsumerSession:
 
 
 @checks_arguments
-class PullClient(Startable):
-    """Base class of pull consumers; ``start`` sets ``_session``."""
+class PullClient(Startable, QueueEvents):
+    """Base class of pull consumers; ``start`` sets ``_session``.
+
+    The methods of QueueEvents are not for applications.
+    """
 
     _session: PullConsumerSession
 
@@ -300,6 +309,10 @@ class PullClient(Startable):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.group} {self.state.value}>"
+
+    def _open_session(self, settings: SessionSettings) -> PullConsumerSession:
+        runtime = self._runtime or default_runtime()
+        return PullConsumerSession(self.group, self.options, runtime, self, settings)
 
     async def stop(self) -> None:
         """Save the offsets that were committed and leave the group.

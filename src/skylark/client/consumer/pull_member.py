@@ -2,11 +2,12 @@
 
 A :class:`PullMember` lives on the control loop, like all members
 (:mod:`skylark.client.core.member_table`), and executes the decisions of
-:class:`~skylark.client.consumer.rebalance.Rebalance`. It notifies the consumer on the loop of the
-application through :class:`QueueEvents`, in order. A queue that is taken away is marked as dropped,
-and its committed offset saved, at once, even while the application blocks its loop. If that loop
-was closed without a stop of the consumer, the member leaves the group, because otherwise no member
-would consume its queues.
+:class:`~skylark.client.consumer.rebalance.Rebalance` by a
+:class:`~skylark.client.consumer.rebalance_executor.RebalanceExecutor`. It notifies the consumer on
+the loop of the application through :class:`QueueEvents`, in order. A queue that is taken away is
+marked as dropped, and its committed offset saved, at once, even while the application blocks its
+loop. If that loop was closed without a stop of the consumer, the member leaves the group, because
+otherwise no member would consume its queues.
 
 The consumer replaces ``subscriptions`` and ``assigned`` as a whole; the member reads them.
 
@@ -16,27 +17,16 @@ of both pull consumers.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Collection, Mapping
 
 from skylark.client.consumer.allocation import Allocation
 from skylark.client.consumer.offset_persistence import OffsetStore
 from skylark.client.consumer.process_queue import ProcessQueue
-from skylark.client.consumer.rate_limited_log import RateLimitedLog
-from skylark.client.consumer.rebalance import (
-    Instruction,
-    Open,
-    Rebalance,
-    Release,
-    Settled,
-    StartPull,
-)
+from skylark.client.consumer.rebalance import Rebalance, Settled
+from skylark.client.consumer.rebalance_executor import RebalanceExecutor
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.control_loop import Handover
-from skylark.core.errors import SkylarkError
-from skylark.core.lifecycle import Tasks
 from skylark.wire.bodies.admin_body import ConsumerRunningInfo
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import (
@@ -46,13 +36,11 @@ from skylark.wire.bodies.heartbeat import (
     MessageModel,
 )
 
-logger = logging.getLogger(__name__)
-
 NO_COMMIT = -1
 
 
-class QueueEvents(Protocol):
-    """Receives changes of the assigned queues, on the loop of the application."""
+class QueueEvents:
+    """Receives changes of the assigned queues, on the loop of the application; base class."""
 
     def queue_opened(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
         """A queue was assigned to this consumer."""
@@ -89,14 +77,17 @@ class PullMember:
         self._clustering = clustering
         self._handover = handover
         self._events = events
-        self._rebalance = Rebalance(
-            group, instance.client_id, strategy, clustering=clustering, push=False
+        self._executor = RebalanceExecutor(
+            instance,
+            Rebalance(group, instance.client_id, strategy, clustering=clustering, push=False),
+            subscriptions=lambda: self.subscriptions,
+            offsets=store,
+            first_offset=_find_later,
+            data_plane=self,
+            on_abandoned=self._leave_alone,
         )
         self._saved: dict[MessageQueue, int] = {}  # of queues that are not shared by rebalancing
-        self._tasks = Tasks(f"member of {group}")  # on the control loop
-        self._abandoned = False
         self._started_ms = self._clock.now_ms()
-        self._limited_log = RateLimitedLog(logger, self._clock)
 
     def __repr__(self) -> str:
         return f"<PullMember {self.group} {len(self.process_queues)} queues>"
@@ -122,7 +113,7 @@ class PullMember:
     @property
     def process_queues(self) -> Mapping[MessageQueue, ProcessQueue]:
         """All queues of this consumer, shared or assigned; from any thread."""
-        return {**self._rebalance.table, **self.assigned}
+        return {**self._executor.rebalance.table, **self.assigned}
 
     async def read_offset(self, queue: MessageQueue) -> int | None:
         """The stored offset; memory gets it if the queue is in our share.
@@ -131,19 +122,19 @@ class PullMember:
         was only read could overwrite a later commit of another client.
         """
         offset = await self._store.read(queue)
-        if offset is not None and queue in self._rebalance.table:
+        if offset is not None and queue in self._executor.rebalance.table:
             self._store.table.update(queue, offset, increase_only=False)
         return offset
 
     async def persist_offsets(self) -> None:
         """Save the committed offsets; see :meth:`_unsaved`."""
         ours, changed = self._unsaved()
-        saved = await self._store.persist_some([*ours, *changed])
+        saved = await self._store.save([*ours, *changed])
         self._saved.update({queue: saved[queue] for queue in changed if queue in saved})
 
     async def _persist_last(self) -> None:
         ours, changed = self._unsaved()
-        await self._store.persist_last([*ours, *changed])
+        await self._store.save([*ours, *changed], wait=True)
 
     def _unsaved(self) -> tuple[Collection[MessageQueue], Collection[MessageQueue]]:
         """Our queues, and others (not shared by rebalancing) with offsets to save.
@@ -187,77 +178,30 @@ class PullMember:
 
     async def rebalance(self) -> bool:
         """Take up and give up queues; returns whether we have exactly those that we should have."""
-        if self._handover.loop.is_closed():
-            self._abandon()
-            return True
-        balanced = True
-        for topic in tuple(self.subscriptions):
-            balanced &= await self._rebalance_topic(topic)
-        left = self._rebalance.retain_topics(self.subscriptions, self._clock.now_ms())
-        await self._carry_out(left)
-        return balanced
+        return await self._executor.round()
 
-    async def _rebalance_topic(self, topic: str) -> bool:
-        route = self._instance.routes.get(topic)
-        if route is None:
-            text = "group %s has no route of topic %s yet"
-            self._limited_log.log(logging.INFO, ("route", topic), text, self.group, topic)
-            return False
-        queues = route.subscribe
-        members = await self._members(topic) if self._clustering else None
-        try:
-            share = self._rebalance.share(topic, queues, members)
-        except Exception:
-            logger.exception(
-                "the allocation strategy failed: the queues of topic %s stay as they are", topic
-            )
-            return False
-        if share is None:
-            return False
-        now_ms = self._clock.now_ms()
-        await self._carry_out(self._rebalance.apply(topic, share, now_ms))
-        settled = self._rebalance.settled(topic, queues, share, self._clock.now_ms())
-        if settled is not None:
-            await self._settle(settled)
-        return self._rebalance.is_balanced(topic, share)
+    def start_pull(
+        self, queue: MessageQueue, process_queue: ProcessQueue, offset: int, delay_ms: int
+    ) -> bool:
+        """See :class:`~skylark.client.consumer.rebalance_executor.DataPlane`, also the next ones.
 
-    async def _members(self, topic: str) -> list[str] | None:
-        link = self._instance.control_link
-        try:
-            address = await link.lookup.broker_of_topic(topic)
-            return await link.calls.consumer_ids(address, self.group)
-        except SkylarkError as error:
-            self._limited_log.failed(
-                "members", error, "cannot get the members of %s now", self.group
-            )
-            return None
+        The pull task finds the start offset, and pulls at once.
+        """
+        del offset, delay_ms
+        return self._handover.post(self._events.queue_opened, queue, process_queue)
 
-    async def _settle(self, settled: Settled) -> None:
-        subscription = self.subscriptions.get(settled.topic)
-        if subscription is not None:
-            subscription.renew(settled.sub_version)
-        self._handover.post(self._events.queues_settled, settled)
-        await self._instance.heartbeat_all(whole=True)
-
-    async def _carry_out(self, instructions: Iterable[Instruction]) -> None:
-        for instruction in instructions:
-            if isinstance(instruction, Release):
-                await self._release(instruction.queue, instruction.process_queue)
-            elif isinstance(instruction, Open):
-                # The pull task finds the start offset.
-                self._store.table.forget(instruction.queue)
-                now_ms = self._clock.now_ms()
-                await self._carry_out(self._rebalance.opened(instruction.queue, NO_COMMIT, now_ms))
-            else:
-                assert isinstance(instruction, StartPull), instruction
-                self._handover.post(
-                    self._events.queue_opened, instruction.queue, instruction.process_queue
-                )
-
-    async def _release(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
+    def stop_pull(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
         self._handover.post(self._events.queue_released, queue, process_queue)
-        await self._store.persist(queue)
-        self._store.table.forget(queue)
+
+    def is_busy(self, process_queue: ProcessQueue) -> bool:
+        del process_queue
+        return False
+
+    def alive_ms(self) -> int | None:
+        return None if self._handover.loop.is_closed() else self._clock.steady_ms()
+
+    def queues_changed(self, settled: Settled) -> None:
+        self._handover.post(self._events.queues_settled, settled)
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -267,15 +211,7 @@ class PullMember:
             await self._instance.runtime.control.run(self._persist_last())
         finally:
             await self._instance.unregister_consumer(self)
-            self._rebalance.drop_all()
-
-    def _abandon(self) -> None:
-        if not self._abandoned:
-            self._abandoned = True
-            logger.error(
-                "the event loop of %s was closed without stop(): it leaves the group", self.group
-            )
-            self._tasks.spawn(self._leave_alone(), name="leave")
+            self._executor.rebalance.drop_all()
 
     async def _leave_alone(self) -> None:
         """In a separate task, because the release may end the rebalance task."""
@@ -283,3 +219,9 @@ class PullMember:
             await self.leave()
         finally:
             await self._instance.release()
+
+
+async def _find_later(queue: MessageQueue) -> int:
+    """No start offset yet: the pull task finds it, on the loop of the application."""
+    del queue
+    return NO_COMMIT

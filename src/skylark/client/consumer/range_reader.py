@@ -160,45 +160,36 @@ def _report_missing(
     on_missing(missing)
 
 
-class _Puller:
+class _Puller(msgspec.Struct, eq=False):
     """Pulls of one range, each retried until the patience ends."""
 
-    def __init__(
-        self,
-        calls: BrokerCalls,
-        find: Find,
-        queue: MessageQueue,
-        end: int,
-        clock: Clock,
-        terms: RangeTerms,
-    ) -> None:
-        self._calls = calls
-        self._find = find
-        self._queue = queue
-        self._end = end
-        self._clock = clock
-        self._terms = terms
-        self._pull_count = 0
-        self._message_count = 0
+    calls: BrokerCalls
+    find: Find
+    queue: MessageQueue
+    end: int
+    clock: Clock
+    terms: RangeTerms
+    pull_count: int = 0
+    message_count: int = 0
 
     async def pull(self, offset: int) -> Pulled:
         """One response about the range; retries transient errors."""
-        outage = Outage(RETRY, self._clock, self._terms.patience_s)
+        outage = Outage(RETRY, self.clock, self.terms.patience_s)
         while True:
             problem: Exception
             try:
-                address = await self._find(outage.failures)
-                pulled = await self._calls.pull(
-                    address, self._header(offset), self._queue.broker_name, self._terms.timeout_s
+                address = await self.find(outage.failures)
+                pulled = await self.calls.pull(
+                    address, self._header(offset), self.queue.broker_name, self.terms.timeout_s
                 )
                 if not _is_behind(pulled, offset):
                     return pulled
                 problem = ClientError(
-                    f"{address} has no message at offset {offset} of {self._queue},"
+                    f"{address} has no message at offset {offset} of {self.queue},"
                     f" its last is {pulled.max_offset - 1}"
                 )
             except SubscriptionGroupNotExistError as error:
-                error.hint = f"create the group {self._terms.group}, or name another one"
+                error.hint = f"create the group {self.terms.group}, or name another one"
                 raise
             except BrokerError as error:
                 if error.code not in _RETRIED:
@@ -209,23 +200,23 @@ class _Puller:
             pause_s = outage.next_pause_s()
             if pause_s is None:
                 raise problem
-            logger.info("retrying the pull at offset %d of %s: %s", offset, self._queue, problem)
-            await self._clock.sleep(pause_s)
+            logger.info("retrying the pull at offset %d of %s: %s", offset, self.queue, problem)
+            await self.clock.sleep(pause_s)
 
     def _header(self, offset: int) -> PullMessageRequestHeader:
-        terms = self._terms
+        terms = self.terms
         return PullMessageRequestHeader(
             consumer_group=terms.group,
-            topic=self._queue.topic,
-            queue_id=self._queue.queue_id,
+            topic=self.queue.topic,
+            queue_id=self.queue.queue_id,
             queue_offset=offset,
-            max_msg_nums=min(terms.count_max, self._end - offset),
+            max_msg_nums=min(terms.count_max, self.end - offset),
             max_msg_bytes=terms.size_max,
             sys_flag=int(PullSysFlag.SUBSCRIPTION),
             commit_offset=0,
             suspend_timeout_millis=0,
             subscription=terms.expression,
-            sub_version=self._clock.now_ms(),
+            sub_version=self.clock.now_ms(),
             expression_type=terms.expression_type,
             bulk=True,
         )
@@ -234,13 +225,13 @@ class _Puller:
         """Count messages per response, and warn once if the broker sends few."""
         if not pulled.body:
             return
-        self._pull_count += 1
-        self._message_count += advanced
-        if self._pull_count == SLOW_PULLS and self._message_count <= SLOW_PULLS * SLOW_COUNT:
+        self.pull_count += 1
+        self.message_count += advanced
+        if self.pull_count == SLOW_PULLS and self.message_count <= SLOW_PULLS * SLOW_COUNT:
             logger.warning(
                 "%s sends %d messages per pull; its settings maxTransferCountOnMessageInDisk"
                 ", maxTransferBytesOnMessageInDisk, maxTransferCountOnMessageInMemory and"
                 " maxTransferBytesOnMessageInMemory allow more",
-                self._queue.broker_name,
-                self._message_count // self._pull_count,
+                self.queue.broker_name,
+                self.message_count // self.pull_count,
             )

@@ -147,10 +147,10 @@ class Rebalance:
     ) -> None:
         """``topic_count_max`` and ``topic_size_max`` bound all queues together, evenly."""
         self.table: dict[MessageQueue, ProcessQueue] = {}
-        self._group = group
+        self.group = group
         self._client_id = client_id
-        self._strategy = strategy
-        self._clustering = clustering
+        self.strategy = strategy
+        self.clustering = clustering
         self._locks = orderly and clustering
         self._push = push
         self._topic_count_max = topic_count_max
@@ -172,14 +172,12 @@ class Rebalance:
         """
         if queues is None:
             return None
-        if not self._clustering:
+        if not self.clustering:
             return frozenset(queues)
         if members is None:
-            logger.debug("the members of group %s in topic %s are unknown", self._group, topic)
+            logger.debug("the members of group %s in topic %s are unknown", self.group, topic)
             return None
-        found = self._strategy.allocate(
-            self._group, self._client_id, sorted(queues), sorted(members)
-        )
+        found = self.strategy.allocate(self.group, self._client_id, sorted(queues), sorted(members))
         # A configured share has queues of any topic, and a round is about one topic.
         return frozenset(queue for queue in found if queue.topic == topic)
 
@@ -347,7 +345,7 @@ class Rebalance:
                 process_queue.lock(now_ms)
             elif process_queue.locked:
                 logger.warning(
-                    "the broker no longer grants the lock of %s to group %s", queue, self._group
+                    "the broker no longer grants the lock of %s to group %s", queue, self.group
                 )
                 process_queue.locked = False
 

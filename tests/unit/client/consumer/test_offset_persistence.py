@@ -101,7 +101,7 @@ async def test_a_slow_round_does_not_overwrite_a_later_commit(tmp_path: Path) ->
             return await reader_of(*given, **named)
 
         lookup.reader_of = slowly  # type: ignore[method-assign]
-        round_ = asyncio.ensure_future(store.persist_some([queue(0)]))
+        round_ = asyncio.ensure_future(store.save([queue(0)]))
         await w.clock.drain()
         lookup.reader_of = reader_of  # type: ignore[method-assign]
         store.table.update(queue(0), 50)
@@ -137,6 +137,6 @@ async def test_a_file_that_cannot_be_written_has_saved_nothing(tmp_path: Path) -
     offsets = LocalOffsets(LocalOffsetFile(folder / "offsets.json"))
     offsets.table.update(queue(), 5)
     folder.write_bytes(b"")  # a file is in the way
-    assert await offsets.persist_some([queue()]) == {}
+    assert await offsets.save([queue()]) == {}
     folder.unlink()
-    assert await offsets.persist_some([queue(), queue(1)]) == {queue(): 5}
+    assert await offsets.save([queue(), queue(1)]) == {queue(): 5}

@@ -48,7 +48,7 @@ from skylark.client.consumer.subscription import Subscription, make_subscription
 from skylark.client.core.argument_checks import checks_arguments, settings_of
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.client_options import ClientOptions, Duration, in_seconds, seconds
-from skylark.client.core.client_runtime import ClientRuntime, default_runtime
+from skylark.client.core.client_runtime import ClientRuntime
 from skylark.client.core.hooks import ConsumeHooks
 from skylark.client.core.service_state import (
     ServiceState,
@@ -173,15 +173,7 @@ class LitePullConsumer(PullClient):
         require_new(self.state, f"consumer {self.group}")
         self.state = ServiceState.START_FAILED
         settings = self.settings
-        group = self._session = PullConsumerSession(
-            self.group,
-            self.options,
-            self._runtime or default_runtime(),
-            self,
-            allocation=settings.allocation,
-            clustering=settings.clustering,
-            offset_folder=settings.offset_folder,
-        )
+        group = self._session = self._open_session(settings)
         async with group.starting():
             self._observe(group)
             self._queues = LiteQueues(group, settings, self._subscription_of, self._hooks)
@@ -226,18 +218,18 @@ class LitePullConsumer(PullClient):
         )
 
     def queue_opened(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
-        """See :class:`~skylark.client.consumer.pull_member.QueueEvents`; not for applications."""
+        """See :class:`~skylark.client.consumer.pull_member.QueueEvents`."""
         if self.state is not ServiceState.SHUTDOWN_ALREADY:  # it may come before start() returns
             self._queues.add(queue, process_queue)
 
     def queue_released(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
-        """See :class:`~skylark.client.consumer.pull_member.QueueEvents`; not for applications."""
+        """See :class:`~skylark.client.consumer.pull_member.QueueEvents`."""
         found = self._queues.queues.get(queue)
         if found is not None and found.process_queue is process_queue:
             self._queues.remove(queue)
 
     def queues_settled(self, settled: Settled) -> None:
-        """See :class:`~skylark.client.consumer.pull_member.QueueEvents`; not for applications."""
+        """See :class:`~skylark.client.consumer.pull_member.QueueEvents`."""
         namespace = self._session.namespace
         topic = namespace.unwrap(settled.topic)
         listener = self._listeners.get(topic)

@@ -24,9 +24,11 @@ Counterpart of Java's ``PullTaskImpl``, ``AssignedMessageQueue`` and the ``consu
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -39,6 +41,7 @@ from skylark.client.consumer.process_queue import (
     NOTHING_TO_COMMIT,
     FlowControl,
     ProcessQueue,
+    queue_level,
 )
 from skylark.client.consumer.pull_api import PullTerms
 from skylark.client.consumer.pull_consumer_base import PullConsumerSession
@@ -49,7 +52,7 @@ from skylark.client.core.client_options import seconds
 from skylark.client.core.hooks import call_hooks, hook_methods
 from skylark.client.core.route_cache import MASTER_ID
 from skylark.client.errors import UndecodableError
-from skylark.client.metrics import ConsumeMeter, QueueLevel
+from skylark.client.metrics import QueueLevel
 from skylark.core.errors import BrokerError, ClientError, SkylarkError
 from skylark.core.lifecycle import Tasks
 from skylark.wire.bodies.common_body import MessageQueue
@@ -63,44 +66,27 @@ FLOW_CONTROL_DELAY_S: Final = FLOW_CONTROL_DELAY_MS / 1000
 _NOW: Final = 0.0
 
 
-class LiteQueue:
+class LiteQueue(msgspec.Struct, eq=False):
     """One assigned queue."""
 
-    __slots__ = (
-        "alone",
-        "behind",
-        "broker_id",
-        "consume_offset",
-        "failures",
-        "paused",
-        "process_queue",
-        "pull_offset",
-        "queue",
-        "task",
-    )
-
-    def __init__(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
-        self.queue = queue
-        self.process_queue = process_queue
-        self.paused = False
-        self.pull_offset: int | None = None  #: None until the first offset is known
-        self.consume_offset = NOTHING_TO_COMMIT
-        self.alone = False  #: pull one message, because the next may be undecodable
-        self.broker_id = MASTER_ID  #: the broker id that the last response suggested
-        self.behind = 0  #: messages at the broker that were not pulled yet
-        self.failures = 0  #: pulls that failed, one after the other
-        self.task: asyncio.Task[None] | None = None
+    queue: MessageQueue
+    process_queue: ProcessQueue
+    paused: bool = False
+    pull_offset: int | None = None  #: None until the first offset is known
+    consume_offset: int = NOTHING_TO_COMMIT
+    alone: bool = False  #: pull one message, because the next may be undecodable
+    broker_id: int = MASTER_ID  #: the broker id that the last response suggested
+    behind: int = 0  #: messages at the broker that were not pulled yet
+    failures: int = 0  #: pulls that failed, one after the other
+    task: asyncio.Task[None] | None = None
 
 
-class Batch:
+class Batch(msgspec.Struct, eq=False):
     """Fetched messages of one queue; those before ``taken`` were handed out."""
 
-    __slots__ = ("messages", "source", "taken")
-
-    def __init__(self, source: LiteQueue, messages: list[MessageExt]) -> None:
-        self.source = source
-        self.messages = messages
-        self.taken = 0
+    source: LiteQueue
+    messages: list[MessageExt]
+    taken: int = 0
 
 
 class LiteQueues:
@@ -122,7 +108,7 @@ class LiteQueues:
         self._subscription_of = subscription_of
         self._error_delay_s = seconds(session.instance.options.pull_error_delay)
         self._filters = hook_methods(hooks, "filter_messages")
-        self._meters: dict[str, ConsumeMeter] = {}
+        self._meter = functools.cache(partial(session.instance.consume_meter, session.group))
         self._terms = PullTerms(
             count_max=settings.pull_batch_size,
             suspend_s=settings.suspend_max,
@@ -198,22 +184,11 @@ class LiteQueues:
             found.task.cancel()
         self._waiting = deque(batch for batch in self._waiting if batch.source is not found)
 
-    @property
-    def cached_count(self) -> int:
-        """Messages that were fetched and not handed out."""
-        return sum(found.process_queue.count for found in self.queues.values())
-
     def levels(self) -> list[QueueLevel]:
         """The level of each queue; for any thread."""
+        shown = self._session.namespace.unwrap
         return [
-            QueueLevel(
-                topic=self._session.namespace.unwrap(found.queue.topic),
-                broker_name=found.queue.broker_name,
-                queue_id=found.queue.queue_id,
-                count=found.process_queue.count,
-                size=found.process_queue.size,
-                behind=found.behind,
-            )
+            queue_level(shown, found.queue, found.process_queue, found.behind)
             for found in tuple(self.queues.values())
             if not found.process_queue.dropped
         ]
@@ -342,18 +317,10 @@ class LiteQueues:
         meter = self._meter(found.queue.topic)
         meter.pulled(result.status.name.lower(), took_ms, len(messages))
         if messages and not found.process_queue.dropped:
-            found.process_queue.put(messages, result.max_offset)
+            found.process_queue.put(messages)
             self._waiting.append(Batch(found, messages))
             self.wake()
         return _NOW
-
-    def _meter(self, topic: str) -> ConsumeMeter:
-        meter = self._meters.get(topic)
-        if meter is None:
-            meter = self._meters[topic] = self._session.instance.consume_meter(
-                self._session.group, topic
-            )
-        return meter
 
     def _failed(self, found: LiteQueue, error: SkylarkError) -> float:
         if found.failures % FAILURES_PER_LOG == 0:

@@ -30,14 +30,16 @@ from collections.abc import Coroutine, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
 
+import msgspec
+
 from skylark.client.consumer.process_queue import (
     EXPIRED_COUNT_MAX,
     EXPIRED_DELAY_LEVEL,
-    ProcessQueue,
 )
 from skylark.client.consumer.push.concurrent_settlement import (
     ALL_ACCEPTED,
     RECONSUME_LATER,
+    RESUBMIT_DELAY_MS,
     Outcome,
     batches,
     outcome_of_error,
@@ -47,8 +49,7 @@ from skylark.client.consumer.push.concurrent_settlement import (
 from skylark.client.consumer.push.consume_runner import (
     AssignedQueue,
     ConsumerServices,
-    HookCalls,
-    Pools,
+    Runner,
     report,
 )
 from skylark.client.consumer.push.message_handlers import Binding, Job
@@ -62,27 +63,25 @@ logger = logging.getLogger(__name__)
 SETTLE_MS: Final = 100
 
 
-class ConcurrentRunner:
-    """Runs handlers for all queues of one consumer, in any order."""
+class ConcurrentRunner(Runner):
+    """Runs handlers for all queues of one consumer, in any order.
+
+    Two consumers may run handlers on a queue for a moment, therefore :meth:`is_busy` is never true.
+    """
 
     def __init__(self, services: ConsumerServices) -> None:
-        self.services = services
+        super().__init__(services)
         self.now_ms = services.clock.steady_ms
-        self.hooks = HookCalls(services)
-        self._pools = Pools(services)
         self._loop = asyncio.get_running_loop()
 
-    def submit(
-        self, assigned: AssignedQueue, messages: list[MessageExt], max_offset: int | None = None
-    ) -> None:
-        """Add messages to their queue, and submit them to handlers."""
-        assigned.process_queue.put(messages, max_offset)
+    def submit(self, assigned: AssignedQueue, messages: list[MessageExt]) -> None:
+        assigned.process_queue.put(messages)
         # In a later turn, so that the next pull is sent before handlers run.
         self._loop.call_soon(self._hand_out, assigned, messages)
 
     def _hand_out(self, assigned: AssignedQueue, messages: Sequence[MessageExt]) -> None:
         for topic, of_topic in self._by_topic(assigned, messages):
-            binding = self.services.bindings.get(topic)
+            binding = self.services.setup.bindings.get(topic)
             if binding is None:
                 logger.warning(
                     "no handler for topic %s: %d messages are sent back", topic, len(of_topic)
@@ -97,7 +96,7 @@ class ConcurrentRunner:
                     for batch in batches(of_topic, binding.batch)
                 ]
             )
-            self._pools.submit(binding, jobs)
+            self.pools.submit(binding, jobs)
 
     def _by_topic(
         self, assigned: AssignedQueue, messages: Sequence[MessageExt]
@@ -152,26 +151,24 @@ class ConcurrentRunner:
     ) -> None:
         """Send back the messages of a batch that were not accepted."""
         services, process_queue = self.services, assigned.process_queue
-        clustering = services.settings.clustering
+        clustering = services.setup.settings.clustering
         if not clustering:
             lost = len(batch) - max(0, outcome.ack_index + 1)
             logger.warning("%d messages of %s failed and are lost", lost, assigned.queue)
         kept = []
-        for each in send_backs(process_queue, batch, outcome, clustering=clustering):
-            if await services.sends_back.give(each.message, each.delay_level):
-                services.stats.sent_back += 1
+        for message in send_backs(process_queue, batch, outcome, clustering=clustering):
+            if await services.sends_back.give(message, outcome.delay_level):
+                services.setup.stats.sent_back += 1
             else:
-                kept.append(each.message)
+                kept.append(message)
         settled = settle(process_queue, batch, kept, services.clock.steady_ms())
         if settled.offset is not None:
             services.offsets.update(assigned.queue, settled.offset)
         if settled.resubmit:
-            self._spawn(self._again(assigned, settled.resubmit, settled.delay_ms))
+            self._spawn(self._again(assigned, settled.resubmit))
 
-    async def _again(
-        self, assigned: AssignedQueue, messages: Sequence[MessageExt], delay_ms: int
-    ) -> None:
-        await self.services.clock.sleep(delay_ms / 1000)
+    async def _again(self, assigned: AssignedQueue, messages: Sequence[MessageExt]) -> None:
+        await self.services.clock.sleep(RESUBMIT_DELAY_MS / 1000)
         if not assigned.process_queue.dropped:
             self._hand_out(assigned, messages)
 
@@ -179,7 +176,7 @@ class ConcurrentRunner:
         """Send back messages whose handlers run for longer than ``consume_timeout``."""
         services, process_queue = self.services, assigned.process_queue
         self._settle_accepted(assigned, services.clock.steady_ms())
-        timeout_ms = services.settings.consume_timeout_ms
+        timeout_ms = services.setup.settings.consume_timeout_ms
         for _ in range(EXPIRED_COUNT_MAX):
             message = process_queue.expired(services.clock.steady_ms(), timeout_ms)
             if message is None or process_queue.dropped:
@@ -187,70 +184,46 @@ class ConcurrentRunner:
             logger.warning("a handler hangs: %s is sent back", message)
             if not await services.sends_back.give(message, EXPIRED_DELAY_LEVEL):
                 return
-            services.stats.sent_back += 1
+            services.setup.stats.sent_back += 1
             process_queue.remove_first(message, services.clock.steady_ms())
 
-    def is_busy(self, process_queue: ProcessQueue) -> bool:
-        """Always false: two consumers may read a queue without order for a moment."""
-        del process_queue
-        return False
 
-    async def call(self, binding: Binding, message: MessageExt) -> Any:
-        return await self._pools.call(binding, [message] if binding.batch > 1 else message)
-
-    @property
-    def is_current(self) -> bool:
-        return self._pools.is_current
-
-    async def close(self, wait_s: float) -> bool:
-        return await self._pools.close(wait_s)
-
-
-class ConcurrentJob:
+class ConcurrentJob(msgspec.Struct, eq=False):
     """One call of a handler with one batch."""
 
-    __slots__ = ("_assigned", "_batch", "_binding", "_context", "_runner", "_started_ms")
-
-    def __init__(
-        self,
-        runner: ConcurrentRunner,
-        assigned: AssignedQueue,
-        binding: Binding,
-        batch: Sequence[MessageExt],
-    ) -> None:
-        self._runner = runner
-        self._assigned = assigned
-        self._binding = binding
-        self._batch = batch
-        self._context: ConsumeContext | None = None
-        self._started_ms = 0
+    runner: ConcurrentRunner
+    assigned: AssignedQueue
+    binding: Binding
+    batch: Sequence[MessageExt]
+    context: ConsumeContext | None = None
+    started_ms: int = 0
 
     def begin(self) -> bool:
-        process_queue = self._assigned.process_queue
+        process_queue = self.assigned.process_queue
         if process_queue.dropped:
             return False
-        runner = self._runner
-        self._started_ms = runner.now_ms()
-        process_queue.start(self._batch, self._started_ms)
+        runner = self.runner
+        self.started_ms = runner.now_ms()
+        process_queue.start(self.batch, self.started_ms)
         if runner.hooks.any:
-            self._context = runner.hooks.before(self._assigned, self._batch)
+            self.context = runner.hooks.before(self.assigned, self.batch)
         return True
 
     def call(self) -> Any:
-        binding = self._binding
+        binding = self.binding
         if binding.batch == 1:
-            return binding.handler(self._batch[0])
-        return binding.handler(list(self._batch))
+            return binding.handler(self.batch[0])
+        return binding.handler(list(self.batch))
 
     def finish(self, result: Any, error: BaseException | None) -> Coroutine[Any, Any, None] | None:
-        assigned, batch = self._assigned, self._batch
-        now_ms = self._runner.now_ms()
-        took_ms = now_ms - self._started_ms
+        assigned, batch = self.assigned, self.batch
+        now_ms = self.runner.now_ms()
+        took_ms = now_ms - self.started_ms
         assigned.counters.consume_ms += took_ms
-        is_index = type(result) is int and self._binding.batch > 1
-        if error is None and not is_index and self._context is None:
+        is_index = type(result) is int and self.binding.batch > 1
+        if error is None and not is_index and self.context is None:
             # The common case, for each message.
-            self._runner.accepted(assigned, batch, took_ms, now_ms)
+            self.runner.accepted(assigned, batch, took_ms, now_ms)
             return None
         outcome = Outcome(ack_index=result) if is_index else ALL_ACCEPTED
         return self._settle(outcome, error, now_ms)
@@ -258,15 +231,15 @@ class ConcurrentJob:
     def _settle(
         self, outcome: Outcome, error: BaseException | None, now_ms: int
     ) -> Coroutine[Any, Any, None] | None:
-        runner, assigned, batch = self._runner, self._assigned, self._batch
+        runner, assigned, batch = self.runner, self.assigned, self.batch
         if error is not None:
-            report(runner.services.group, self._binding, batch[0], error)
+            report(runner.services.setup.group, self.binding, batch[0], error)
             outcome = outcome_of_error(error)
         accepted = min(max(0, outcome.ack_index + 1), len(batch))
-        took_ms = now_ms - self._started_ms
-        if self._context is not None:
+        took_ms = now_ms - self.started_ms
+        if self.context is not None:
             status = "RECONSUME_LATER" if outcome.ack_index < 0 else "CONSUME_SUCCESS"
-            runner.hooks.after(self._context, status, error, took_ms=took_ms)
+            runner.hooks.after(self.context, status, error, took_ms=took_ms)
         if accepted == len(batch):
             runner.accepted(assigned, batch, took_ms, now_ms)
             return None

@@ -4,7 +4,7 @@ Pulled messages are split into batches, one call of the handler each. Its *outco
 of accepted messages at the front; the others failed::
 
     outcome = ALL_ACCEPTED | Outcome(ack_index=i) | outcome_of_error(error)
-    for each SendBack of send_backs(queue, batch, outcome, clustering=True): try it; else keep it
+    for each message of send_backs(queue, batch, outcome, clustering=True): try it; else keep it
     settled = settle(queue, batch, kept, now_ms)      # offset to commit, messages to try again here
 
 A failed message is *sent back*: the broker puts it among the retries of the group, for later, and
@@ -67,14 +67,10 @@ def outcome_of_error(error: BaseException) -> Outcome:
     return RECONSUME_LATER
 
 
-def return_type(
-    *, failed: bool, raised: bool, took_ms: int, timeout_ms: int, returned_null: bool = False
-) -> ReturnType:
+def return_type(*, failed: bool, raised: bool, took_ms: int, timeout_ms: int) -> ReturnType:
     """The return type for hooks; a slow success is TIME_OUT."""
     if raised:
         return ReturnType.EXCEPTION
-    if returned_null:
-        return ReturnType.RETURN_NULL
     if took_ms >= timeout_ms:
         return ReturnType.TIME_OUT
     return ReturnType.FAILED if failed else ReturnType.SUCCESS
@@ -82,9 +78,6 @@ def return_type(
 
 def batches(messages: Sequence[MessageExt], size_max: int) -> Iterator[Sequence[MessageExt]]:
     """Messages in batches, one for each call of a handler."""
-    if len(messages) <= size_max:
-        yield messages
-        return
     for start in range(0, len(messages), size_max):
         yield messages[start : start + size_max]
 
@@ -92,33 +85,21 @@ def batches(messages: Sequence[MessageExt], size_max: int) -> Iterator[Sequence[
 # ---- after the call ------------------------------------------------------------------------------
 
 
-class SendBack(msgspec.Struct, frozen=True):
-    """A message to be delivered again; ``delay_level`` as in :class:`Outcome`."""
-
-    message: MessageExt
-    delay_level: int
-
-
 class Settlement(msgspec.Struct, frozen=True):
-    """``offset`` is to be committed unless None; ``resubmit`` is tried again after the delay."""
+    """``offset`` is to be committed unless None; ``resubmit`` is tried again 5 s later."""
 
     offset: int | None
     resubmit: list[MessageExt]
-    delay_ms: int = RESUBMIT_DELAY_MS
 
 
 def send_backs(
     queue: ProcessQueue, batch: Sequence[MessageExt], outcome: Outcome, *, clustering: bool
-) -> list[SendBack]:
-    """The failed messages that must be sent back to the broker."""
+) -> list[MessageExt]:
+    """The failed messages that must be sent back, with the delay level of the outcome."""
     accepted = outcome.ack_index + 1
     if accepted >= len(batch) or not clustering or queue.dropped:
         return []
-    return [
-        SendBack(message, outcome.delay_level)
-        for message in batch[max(0, accepted) :]
-        if message in queue
-    ]
+    return [message for message in batch[max(0, accepted) :] if message in queue]
 
 
 def settle(

@@ -12,22 +12,25 @@ functions.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from skylark.client.consumer.consumer_send_back import SendBackClient
 from skylark.client.consumer.offset_table import OffsetTable
 from skylark.client.consumer.process_queue import ProcessQueue
-from skylark.client.consumer.push.concurrent_settlement import ReturnType, return_type
+from skylark.client.consumer.push.concurrent_settlement import return_type
 from skylark.client.consumer.push.consumer_stats import ConsumerStats, TopicCounters
 from skylark.client.consumer.push.handler_threads import ThreadWorkers
 from skylark.client.consumer.push.message_handlers import Binding, Job, LoopWorkers
 from skylark.client.consumer.push.push_settings import PushSettings
 from skylark.client.consumer.subscription import Subscription
+from skylark.client.core.broker_connections import BrokerConnections
+from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_message import DeadLetter, MessageExt, RetryLater
 from skylark.client.core.hooks import ConsumeContext, ConsumeHooks
 from skylark.client.metrics import NO_CONSUME_METER, ConsumeMeter
@@ -68,52 +71,22 @@ class PushSetup(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class ConsumerServices(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The objects that runners use; ``bindings`` are by topic, as the application knows it."""
+    """The objects that the pull loops and the runner of one consumer share."""
 
-    group: str  #: as the application knows it
-    client_id: str
-    namespace: str | None
-    settings: PushSettings
-    hooks: Sequence[object]
-    bindings: Mapping[str, Binding]
+    setup: PushSetup
+    instance: ClientInstance
+    link: BrokerConnections
     offsets: OffsetTable
     sends_back: SendBackClient
-    stats: ConsumerStats
     clock: Clock
     tasks: Tasks
-    shown_queue: Callable[[MessageQueue], MessageQueue]
-
-
-class Runner(Protocol):
-    """See the module docstring."""
-
-    def submit(
-        self, assigned: AssignedQueue, messages: list[MessageExt], max_offset: int | None = None
-    ) -> None:
-        """Process pulled messages."""
-
-    def is_busy(self, process_queue: ProcessQueue) -> bool:
-        """Whether a handler runs on the queue; from any thread."""
-
-    async def expire(self, assigned: AssignedQueue) -> None:
-        """Send back messages whose handlers hang."""
-
-    async def call(self, binding: Binding, message: MessageExt) -> Any:
-        """Call a handler on demand; returns or raises its result."""
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the calling code is a handler."""
-
-    async def close(self, wait_s: float) -> bool:
-        """Start no more handlers, and wait for running ones; whether all ended in time."""
 
 
 class Pools:
     """The two worker pools of a consumer: coroutines and threads."""
 
     def __init__(self, services: ConsumerServices) -> None:
-        name, count = services.group, services.settings.concurrency
+        name, count = services.setup.group, services.setup.settings.concurrency
         self._loop_workers = LoopWorkers(name, count, services.clock, services.tasks)
         self._thread_workers = ThreadWorkers(name, count, services.clock, services.tasks)
 
@@ -135,6 +108,7 @@ class Pools:
 
     @property
     def is_current(self) -> bool:
+        """Whether the calling code is a handler."""
         return self._loop_workers.is_current or self._thread_workers.is_current
 
     async def close(self, wait_s: float) -> bool:
@@ -188,17 +162,17 @@ class HookCalls:
 
     def __init__(self, services: ConsumerServices) -> None:
         self._services = services
-        self._hooks = ConsumeHooks(services.hooks)
+        self._hooks = ConsumeHooks(services.setup.hooks)
         self.any = self._hooks.any
 
     def before(self, assigned: AssignedQueue, messages: Sequence[MessageExt]) -> ConsumeContext:
-        services = self._services
+        instance = self._services.instance
         context = ConsumeContext(
-            group=services.group,
+            group=self._services.setup.group,
             messages=messages,
-            queue=services.shown_queue(assigned.queue),
-            client_id=services.client_id,
-            namespace=services.namespace,
+            queue=instance.namespace.unwrap_queue(assigned.queue),
+            client_id=instance.client_id,
+            namespace=instance.namespace.name,
         )
         self._hooks.before(context)
         return context
@@ -208,18 +182,43 @@ class HookCalls:
     ) -> None:
         context.success = status in ("CONSUME_SUCCESS", "SUCCESS", "COMMIT")
         context.status = status
-        context.return_type = _NAMES[
-            return_type(
-                failed=not context.success,
-                raised=error is not None and not isinstance(error, (RetryLater, DeadLetter)),
-                took_ms=took_ms,
-                timeout_ms=self._services.settings.consume_timeout_ms,
-            )
-        ]
+        context.return_type = return_type(
+            failed=not context.success,
+            raised=error is not None and not isinstance(error, (RetryLater, DeadLetter)),
+            took_ms=took_ms,
+            timeout_ms=self._services.setup.settings.consume_timeout_ms,
+        ).name
         self._hooks.after(context)
 
 
-_NAMES = {kind: kind.name.replace("RETURN_NULL", "RETURNNULL") for kind in ReturnType}
+class Runner(abc.ABC):
+    """See the module docstring."""
+
+    def __init__(self, services: ConsumerServices) -> None:
+        self.services = services
+        self.hooks = HookCalls(services)
+        self.pools = Pools(services)
+
+    @abc.abstractmethod
+    def submit(self, assigned: AssignedQueue, messages: list[MessageExt]) -> None:
+        """Add pulled messages to their queue, and process them."""
+
+    def is_busy(self, process_queue: ProcessQueue) -> bool:
+        """Whether a handler runs on a queue whose order is kept; from any thread."""
+        del process_queue
+        return False
+
+    @abc.abstractmethod
+    async def expire(self, assigned: AssignedQueue) -> None:
+        """Send back messages whose handlers hang."""
+
+    async def call(self, binding: Binding, message: MessageExt) -> Any:
+        """Call a handler on demand; returns or raises its result."""
+        return await self.pools.call(binding, [message] if binding.batch > 1 else message)
+
+    async def close(self, wait_s: float) -> bool:
+        """Start no more handlers, and wait for running ones; whether all ended in time."""
+        return await self.pools.close(wait_s)
 
 
 def report(group: str, binding: Binding, message: MessageExt, error: BaseException) -> None:

@@ -18,16 +18,17 @@ threads cannot be, so their results are ignored and they end with the process.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import inspect
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
-from skylark.client.core.argument_checks import refuse_generator
+from skylark.client.core.argument_checks import checks_arguments, refuse_generator
 from skylark.core.clock import Clock, yield_once
 from skylark.core.errors import ClientError
 from skylark.core.lifecycle import Tasks
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 #: Takes a message, or a list of them with ``batch``; may be a coroutine function.
 Handler: TypeAlias = Callable[[Any], Any]
+HandlerT = TypeVar("HandlerT", bound=Handler)
 
 #: Jobs that a task runs before it yields to the loop.
 BURST_MAX: Final = 64
@@ -76,6 +78,73 @@ def check_result(result: Any) -> None:
         raise TypeError(
             "the handler returned a coroutine, which was not awaited: declare it with async def"
         )
+
+
+class SubscribeKeywords(TypedDict):
+    """The keywords of :meth:`HandlerSubscriptions.subscribe`."""
+
+    tags: str | None
+    sql: str | None
+    orderly: bool
+    batch: int
+
+
+@checks_arguments
+class HandlerSubscriptions(abc.ABC):
+    """The method ``subscribe`` of push consumers, asynchronous and blocking."""
+
+    @overload
+    def subscribe(
+        self,
+        topic: str,
+        handler: None = None,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        orderly: bool = False,
+        batch: int = 1,
+    ) -> Callable[[HandlerT], HandlerT]: ...
+
+    @overload
+    def subscribe(
+        self,
+        topic: str,
+        handler: HandlerT,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        orderly: bool = False,
+        batch: int = 1,
+    ) -> HandlerT: ...
+
+    def subscribe(
+        self,
+        topic: str,
+        handler: Any = None,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        orderly: bool = False,
+        batch: int = 1,
+    ) -> Any:
+        """Call ``handler`` with the messages of a topic; without one it is a decorator.
+
+        ``tags`` (``"A || B"``) or an ``sql`` condition filter them; ``orderly`` keeps the order of
+        each queue, and is the same for all topics of a consumer; with ``batch`` above 1 the
+        handler gets lists of at most so many messages. A second subscription replaces the first.
+        After the start, the queues come with the next rebalance. Raises ClientError.
+        """
+        add = self._adding(topic, tags=tags, sql=sql, orderly=orderly, batch=batch)
+
+        def add_and_return(function: HandlerT) -> HandlerT:
+            add(function)
+            return function
+
+        return add_and_return if handler is None else add_and_return(handler)
+
+    @abc.abstractmethod
+    def _adding(self, topic: str, **how: Unpack[SubscribeKeywords]) -> Callable[[Handler], None]:
+        """Check the arguments of :meth:`subscribe`; returns the function that adds a handler."""
 
 
 class Job(Protocol):

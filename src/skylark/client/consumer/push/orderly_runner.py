@@ -37,9 +37,8 @@ from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.push.consume_runner import (
     AssignedQueue,
     ConsumerServices,
-    HookCalls,
     NotCalled,
-    Pools,
+    Runner,
     report,
 )
 from skylark.client.consumer.push.message_handlers import Binding
@@ -64,41 +63,36 @@ logger = logging.getLogger(__name__)
 SETTLE_WAIT_S: Final = 5.0
 
 
-class OrderlyRunner:
+class OrderlyRunner(Runner):
     """Runs handlers for all queues of one consumer, each queue in order."""
 
     def __init__(
         self, services: ConsumerServices, lock: Callable[[MessageQueue], Awaitable[bool]]
     ) -> None:
         """``lock`` requests the lock of one queue from its broker."""
-        self._services = services
+        super().__init__(services)
         self._lock = lock
-        self._hooks = HookCalls(services)
-        self._pools = Pools(services)
         self._busy: set[ProcessQueue] = set()
         self._running: dict[ProcessQueue, asyncio.Task[None]] = {}
         self._closed = False
-        self._reconsume_times_max = services.settings.reconsume_times_max(is_orderly=True)
+        self._reconsume_times_max = services.setup.settings.reconsume_times_max(is_orderly=True)
 
-    def submit(
-        self, assigned: AssignedQueue, messages: list[MessageExt], max_offset: int | None = None
-    ) -> None:
-        """Add messages to their queue, and start its task if needed."""
-        dispatch = assigned.process_queue.put(messages, max_offset)
+    def submit(self, assigned: AssignedQueue, messages: list[MessageExt]) -> None:
+        dispatch = assigned.process_queue.put(messages)
         if dispatch and not self._closed:
             process_queue = assigned.process_queue
-            task = self._services.tasks.spawn(self._consume(assigned), name="orderly")
+            task = self.services.tasks.spawn(self._consume(assigned), name="orderly")
             self._running[process_queue] = task
             task.add_done_callback(lambda _: self._running.pop(process_queue, None))
 
     async def _consume(self, assigned: AssignedQueue) -> None:
         """The task of one queue, until it is empty or given up."""
-        services, process_queue = self._services, assigned.process_queue
+        services, process_queue = self.services, assigned.process_queue
         begun_ms: int | None = None
         while not self._closed:
             now_ms = services.clock.steady_ms()
             step = next_step(
-                process_queue, now_ms, begun_ms, clustering=services.settings.clustering
+                process_queue, now_ms, begun_ms, clustering=services.setup.settings.clustering
             )
             if step.step is Step.LOCK:
                 await services.clock.sleep(step.delay_ms / 1000)
@@ -122,12 +116,13 @@ class OrderlyRunner:
     def _batch_size(self, queue: MessageQueue) -> int:
         if is_retry_topic(queue.topic):
             return 1  # each may have another handler
-        binding = self._services.bindings.get(self._services.shown_queue(queue).topic)
+        topic = self.services.instance.namespace.unwrap(queue.topic)
+        binding = self.services.setup.bindings.get(topic)
         return 1 if binding is None else binding.batch
 
     async def _handle(self, assigned: AssignedQueue, batch: Sequence[MessageExt]) -> int | None:
         """Call the handler with a batch and settle it; returns the pause in ms, or None."""
-        services, process_queue = self._services, assigned.process_queue
+        services, process_queue = self.services, assigned.process_queue
         self._busy.add(process_queue)
         try:
             if self._given_up(process_queue):
@@ -145,7 +140,7 @@ class OrderlyRunner:
                 batch,
                 result,
                 published,
-                suspend_ms=services.settings.suspend_current_queue_time_ms,
+                suspend_ms=services.setup.settings.suspend_current_queue_time_ms,
             )
             if settled.offset is not None:
                 services.offsets.update(assigned.queue, settled.offset, increase_only=False)
@@ -161,31 +156,31 @@ class OrderlyRunner:
         """Whether the queue is still ours and locked; a handler may have waited long."""
         if process_queue.dropped:
             return False
-        services = self._services
-        return not services.settings.clustering or process_queue.is_lock_valid(
+        services = self.services
+        return not services.setup.settings.clustering or process_queue.is_lock_valid(
             services.clock.steady_ms()
         )
 
     async def _call(
         self, assigned: AssignedQueue, batch: Sequence[MessageExt]
     ) -> tuple[OrderlyResult, BaseException | None]:
-        services = self._services
-        binding = services.bindings.get(batch[0].topic)
+        services = self.services
+        binding = services.setup.bindings.get(batch[0].topic)
         if binding is None:
             logger.warning("no handler for topic %s: %s waits", batch[0].topic, assigned.queue)
             return SUSPENDED, None
-        context = self._hooks.before(assigned, batch) if self._hooks.any else None
+        context = self.hooks.before(assigned, batch) if self.hooks.any else None
         started_ms = services.clock.steady_ms()
         error: BaseException | None = None
         try:
             argument = batch[0] if binding.batch == 1 else list(batch)
             may_call = partial(self._may_call, assigned.process_queue)
-            returned = await self._pools.call(binding, argument, may_call)
+            returned = await self.pools.call(binding, argument, may_call)
             result = _result_of(returned, len(batch), binding)
         except NotCalled:
             raise
         except Exception as raised:  # noqa: BLE001 - any error suspends the queue
-            report(services.group, binding, batch[0], raised)
+            report(services.setup.group, binding, batch[0], raised)
             result, error = SUSPENDED, raised
         took_ms = services.clock.steady_ms() - started_ms
         counters = assigned.counters
@@ -197,14 +192,14 @@ class OrderlyRunner:
             counters.consumed += len(batch)
             assigned.meter.consumed(len(batch), 0, took_ms)
         if context is not None:
-            self._hooks.after(context, result.status.value, error, took_ms=took_ms)
+            self.hooks.after(context, result.status.value, error, took_ms=took_ms)
         return result, error
 
     async def _give_away(
         self, batch: Sequence[MessageExt], result: OrderlyResult, error: BaseException | None
     ) -> list[MessageExt]:
         """Send messages back or publish them; returns those that a broker has stored."""
-        sends_back = self._services.sends_back
+        sends_back = self.services.sends_back
         gone: list[MessageExt] = []
         if isinstance(error, DeadLetter):
             gone += [m for m in batch if await sends_back.give(m, STRAIGHT_TO_DEAD_LETTERS)]
@@ -212,7 +207,7 @@ class OrderlyRunner:
             for message in exhausted(batch, result, self._reconsume_times_max):
                 if await sends_back.publish(message):
                     gone.append(message)
-        self._services.stats.sent_back += len(gone)
+        self.services.setup.stats.sent_back += len(gone)
         return gone
 
     async def expire(self, assigned: AssignedQueue) -> None:
@@ -221,21 +216,14 @@ class OrderlyRunner:
     def is_busy(self, process_queue: ProcessQueue) -> bool:
         return process_queue in self._busy
 
-    async def call(self, binding: Binding, message: MessageExt) -> Any:
-        return await self._pools.call(binding, [message] if binding.batch > 1 else message)
-
-    @property
-    def is_current(self) -> bool:
-        return self._pools.is_current
-
     async def close(self, wait_s: float) -> bool:
         self._closed = True
         for process_queue, task in tuple(self._running.items()):
             if process_queue not in self._busy:
                 task.cancel()  # no handler runs
-        ended = await self._pools.close(wait_s)
+        ended = await self.pools.close(wait_s)
         try:
-            async with self._services.clock.timeout(SETTLE_WAIT_S):
+            async with self.services.clock.timeout(SETTLE_WAIT_S):
                 while ended and self._running:
                     await asyncio.wait(tuple(self._running.values()))
         except TimeoutError:

@@ -35,20 +35,19 @@ from skylark.client.consumer.process_queue import (
     Hold,
     HoldReason,
 )
-from skylark.client.consumer.pull_api import decode_messages
+from skylark.client.consumer.pull_api import decode_messages, require_sql
 from skylark.client.consumer.push.consume_runner import AssignedQueue, ConsumerServices, Runner
 from skylark.client.consumer.push.push_settings import BULK_PULL_SIZE, PULL_BATCH_SIZE
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.core.broker_calls import PULL_TIMEOUT_S, Pulled, PullStatus
-from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_message import MessageExt
+from skylark.client.core.client_options import seconds
 from skylark.client.core.hooks import call_hooks, hook_methods
 from skylark.client.core.route_cache import MASTER_ID
-from skylark.client.metrics import ConsumeMeter
-from skylark.core.errors import BrokerError, ClientError, RemoteProtocolError, SkylarkError
+from skylark.core.errors import BrokerError, RemoteProtocolError, SkylarkError
 from skylark.core.names import is_retry_topic
 from skylark.wire.bodies.common_body import MessageQueue
-from skylark.wire.codes import V4_1_0_SNAPSHOT, PullSysFlag, ResponseCode
+from skylark.wire.codes import PullSysFlag, ResponseCode
 from skylark.wire.headers.pull import PullMessageRequestHeader
 
 logger = logging.getLogger(__name__)
@@ -60,19 +59,19 @@ class PullContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The objects that all pull loops of a consumer share."""
 
     services: ConsumerServices
-    link: BrokerConnections
     flow: FlowControl
     runner: Runner
     group: str  #: as brokers know it
-    subscription: Callable[[str], Subscription | None]
-    is_running: Callable[[], bool]
     is_paused: Callable[[], bool]
-    broker_version: Callable[[str], int]
-    shown_topic: Callable[[str], str]
     first_offset: Callable[[MessageQueue], Awaitable[int]]
     offset_illegal: Callable[[AssignedQueue, int], None]
-    meter_of: Callable[[str], ConsumeMeter]
-    error_delay_s: float
+
+    @property
+    def error_delay_s(self) -> float:
+        return seconds(self.services.instance.options.pull_error_delay)
+
+    def subscription(self, topic: str) -> Subscription | None:
+        return self.services.setup.subscriptions().get(topic)
 
 
 class PullLoop:
@@ -87,17 +86,18 @@ class PullLoop:
         self._alone = False  # pull one message, because the next may be undecodable
         self._failures = 0  # pulls that failed, one after the other
         queue = assigned.queue
+        self._namespace = context.services.instance.namespace
         self._topic_shown = (
-            None if is_retry_topic(queue.topic) else context.shown_topic(queue.topic)
+            None if is_retry_topic(queue.topic) else self._namespace.unwrap(queue.topic)
         )
         self._counters = assigned.counters
-        self._filters = hook_methods(context.services.hooks, "filter_messages")
+        self._filters = hook_methods(context.services.setup.hooks, "filter_messages")
 
     async def run(self, delay_ms: int) -> None:
         """Run until the queue is given up."""
         context, clock = self._context, self._context.services.clock
         await clock.sleep(delay_ms / 1000)
-        pause_s = context.services.settings.pull_interval_ms / 1000
+        pause_s = context.services.setup.settings.pull_interval_ms / 1000
         while True:
             hold = self._hold()
             if hold is not None:
@@ -128,7 +128,7 @@ class PullLoop:
         hold = context.flow.may_pull(
             assigned.process_queue,
             context.services.clock.steady_ms(),
-            running=context.is_running(),
+            running=context.services.setup.is_running(),
             paused=context.is_paused(),
             subscribed=context.subscription(assigned.queue.topic) is not None,
         )
@@ -199,17 +199,13 @@ class PullLoop:
         return False
 
     async def _pull(self, subscription: Subscription) -> Pulled:
-        context, queue = self._context, self._assigned.queue
-        settings, data = context.services.settings, subscription.data
-        target = context.link.lookup.routes.reader(queue.broker_name, self._broker_id)
+        context, services, queue = self._context, self._context.services, self._assigned.queue
+        settings, data = services.setup.settings, subscription.data
+        target = services.link.lookup.routes.reader(queue.broker_name, self._broker_id)
         if target is None:
-            target = await context.link.lookup.reader_of(queue, self._broker_id)
-        if subscription.is_sql and context.broker_version(target.address) < V4_1_0_SNAPSHOT:
-            raise ClientError(
-                f"the broker[{queue.broker_name}] does not upgrade to support for filter message by"
-                f" {data.expression_type}",
-                hint="or it has not responded to a heartbeat yet",
-            )
+            target = await services.link.lookup.reader_of(queue, self._broker_id)
+        if subscription.is_sql:
+            require_sql(services.instance, target, queue)
         commit_offset = 0
         sys_flag = int(PullSysFlag.SUSPEND)
         if settings.clustering:
@@ -234,7 +230,7 @@ class PullLoop:
             expression_type=data.expression_type,
             bulk=True if settings.pull_batch_size is None and count > PULL_BATCH_SIZE else None,
         )
-        return await context.link.calls.pull(
+        return await context.services.link.calls.pull(
             target.address, header, queue.broker_name, PULL_TIMEOUT_S
         )
 
@@ -243,7 +239,7 @@ class PullLoop:
         if self._alone:
             return 1
         context = self._context
-        count = context.services.settings.pull_batch_size
+        count = context.services.setup.settings.pull_batch_size
         if count is not None:
             return count
         if self.behind <= PULL_BATCH_SIZE:
@@ -270,7 +266,7 @@ class PullLoop:
             self._advance()
             return False
         self._counters.pulled += len(wanted)
-        self._context.runner.submit(assigned, wanted, pulled.max_offset)
+        self._context.runner.submit(assigned, wanted)
         return True
 
     # ---- decoding --------------------------------------------------------------------------------
@@ -284,8 +280,8 @@ class PullLoop:
             next_offset = pulled.next_offset
         else:
             next_offset = self._skip_undecodable(messages, pulled, error)
-        if topic is None and self._context.services.namespace:
-            shown = self._context.shown_topic
+        if topic is None and self._namespace.name:
+            shown = self._namespace.unwrap
             messages = [MessageExt(m.record, m.broker_name, shown(m.topic)) for m in messages]
         return messages, next_offset
 
@@ -303,5 +299,5 @@ class PullLoop:
         logger.error(
             "a message before offset %d of %s is lost: %s", pulled.next_offset, queue, error
         )
-        self._context.services.stats.undecodable += 1
+        self._context.services.setup.stats.undecodable += 1
         return pulled.next_offset

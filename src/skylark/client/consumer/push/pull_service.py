@@ -8,14 +8,16 @@ queue dropped and ignores it.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+from functools import partial
 
-from skylark.client.consumer.process_queue import ProcessQueue
+from skylark.client.consumer.process_queue import MIB, ProcessQueue, queue_level
 from skylark.client.consumer.push.consume_runner import AssignedQueue
 from skylark.client.consumer.push.pull_loop import PullContext, PullLoop
 from skylark.client.consumer.rebalance import Settled
 from skylark.client.core.control_loop import Handover
-from skylark.client.metrics import ConsumeMeter, QueueLevel
+from skylark.client.metrics import QueueLevel
 from skylark.wire.bodies.common_body import MessageQueue
 
 logger = logging.getLogger(__name__)
@@ -26,9 +28,10 @@ class PullService:
 
     def __init__(self, context: PullContext) -> None:
         self._context = context
+        self._instance = context.services.instance
         self._handover = Handover(asyncio.get_running_loop())
         self._loops: dict[MessageQueue, tuple[AssignedQueue, PullLoop, asyncio.Task[None]]] = {}
-        self._meters: dict[str, ConsumeMeter] = {}
+        self._meter = functools.cache(partial(self._instance.consume_meter, context.group))
         self._closed = False
         self._asked = False  # a call of _answer is pending
         self._answered_ms = self._alive_ms = context.services.clock.steady_ms()
@@ -39,15 +42,9 @@ class PullService:
         self, queue: MessageQueue, process_queue: ProcessQueue, offset: int, delay_ms: int
     ) -> bool:
         """Start to pull a queue; False if the loop is closed."""
-        counters = self._context.services.stats.of(queue.topic)
+        counters = self._context.services.setup.stats.of(queue.topic)
         assigned = AssignedQueue(queue, process_queue, counters, self._meter(queue.topic))
         return self._handover.post(self._start, assigned, offset, delay_ms)
-
-    def _meter(self, topic: str) -> ConsumeMeter:
-        meter = self._meters.get(topic)
-        if meter is None:
-            meter = self._meters[topic] = self._context.meter_of(topic)
-        return meter
 
     def stop_pull(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
         self._handover.post(self._stop, queue, process_queue)
@@ -71,12 +68,17 @@ class PullService:
         return self._alive_ms
 
     def queues_changed(self, settled: Settled) -> None:
-        listener = self._context.services.settings.queue_listener
+        flow = self._context.flow
+        if settled.count_max is not None:
+            flow.count_max = settled.count_max
+        if settled.size_max is not None:
+            flow.size_max = settled.size_max * MIB
+        listener = self._context.services.setup.settings.queue_listener
         if listener is not None:
-            shown = self._context.services.shown_queue
+            shown = self._instance.namespace.unwrap_queue
             self._handover.post(
                 listener,
-                self._context.shown_topic(settled.topic),
+                self._instance.namespace.unwrap(settled.topic),
                 frozenset(map(shown, settled.all_queues)),
                 frozenset(map(shown, settled.my_queues)),
             )
@@ -122,15 +124,9 @@ class PullService:
 
     def levels(self) -> list[QueueLevel]:
         """The level of each queue; for any thread."""
+        shown = self._instance.namespace.unwrap
         return [
-            QueueLevel(
-                topic=self._context.shown_topic(assigned.queue.topic),
-                broker_name=assigned.queue.broker_name,
-                queue_id=assigned.queue.queue_id,
-                count=assigned.process_queue.count,
-                size=assigned.process_queue.size,
-                behind=loop.behind,
-            )
+            queue_level(shown, assigned.queue, assigned.process_queue, loop.behind)
             for assigned, loop, _ in tuple(self._loops.values())
             if not assigned.process_queue.dropped
         ]
@@ -139,7 +135,7 @@ class PullService:
         """Check periodically for handlers that hang."""
         services = self._context.services
         while True:
-            await services.clock.sleep(services.settings.consume_timeout_ms / 1000)
+            await services.clock.sleep(services.setup.settings.consume_timeout_ms / 1000)
             for assigned in self.assigned:
                 try:
                     await self._context.runner.expire(assigned)

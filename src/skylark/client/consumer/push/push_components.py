@@ -17,7 +17,8 @@ from typing import Any
 
 from skylark.client.consumer.consumer_send_back import SendBackClient
 from skylark.client.consumer.offset_persistence import open_offset_store
-from skylark.client.consumer.process_queue import FlowControl
+from skylark.client.consumer.process_queue import MIB, FlowControl
+from skylark.client.consumer.pull_api import first_offset
 from skylark.client.consumer.push.concurrent_runner import ConcurrentRunner
 from skylark.client.consumer.push.consume_runner import (
     AssignedQueue,
@@ -30,12 +31,13 @@ from skylark.client.consumer.push.pull_loop import PullContext
 from skylark.client.consumer.push.pull_service import PullService
 from skylark.client.consumer.push.push_member import OffsetResets, PushMember, received
 from skylark.client.consumer.push.push_settings import limit
-from skylark.client.consumer.push.rebalance_executor import RebalanceExecutor
 from skylark.client.consumer.rebalance import (
     RELOCK_FIRST_MS,
     RELOCK_INTERVAL_MS,
     Rebalance,
 )
+from skylark.client.consumer.rebalance_executor import RebalanceExecutor
+from skylark.client.consumer.start_position import parse_consume_timestamp, start_position
 from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_options import seconds
@@ -45,8 +47,6 @@ from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.message import MessageRecord
 
 logger = logging.getLogger(__name__)
-
-_MIB = 1024 * 1024
 
 
 class PushParts:
@@ -72,7 +72,7 @@ class PushParts:
         )
         self.flow = FlowControl(
             count_max=settings.pull_threshold_for_queue,
-            size_max=settings.pull_threshold_size_for_queue * _MIB,
+            size_max=settings.pull_threshold_size_for_queue * MIB,
             span_max=settings.consume_concurrently_max_span,
             orderly=setup.is_orderly,
             error_delay_ms=round(seconds(instance.options.pull_error_delay) * 1000),
@@ -83,7 +83,17 @@ class PushParts:
             if setup.is_orderly
             else ConcurrentRunner(services)
         )
-        self.pull_service = PullService(self._make_context(services))
+        self.pull_service = PullService(
+            PullContext(
+                services=services,
+                flow=self.flow,
+                runner=self.runner,
+                group=self.group,
+                is_paused=lambda: self.member.is_paused,
+                first_offset=self._first_offset,
+                offset_illegal=self._offset_illegal,
+            )
+        )
         self.rebalancer = self._make_rebalancer()
         self.resets = OffsetResets(instance, self.rebalancer, self.pull_service.forget_messages)
         self.member = PushMember(
@@ -100,12 +110,9 @@ class PushParts:
     def _make_services(self) -> ConsumerServices:
         instance, setup = self.instance, self._setup
         return ConsumerServices(
-            group=setup.group,
-            client_id=instance.client_id,
-            namespace=instance.namespace.name,
-            settings=setup.settings,
-            hooks=setup.hooks,
-            bindings=setup.bindings,
+            setup=setup,
+            instance=instance,
+            link=self.link,
             offsets=self.offsets.table,
             sends_back=SendBackClient(
                 self.link,
@@ -113,29 +120,8 @@ class PushParts:
                 reconsume_times_max=setup.settings.reconsume_times_max(is_orderly=setup.is_orderly),
                 unit_mode=instance.options.unit_mode,
             ),
-            stats=setup.stats,
             clock=instance.runtime.clock,
             tasks=self.tasks,
-            shown_queue=instance.namespace.unwrap_queue,
-        )
-
-    def _make_context(self, services: ConsumerServices) -> PullContext:
-        instance = self.instance
-        return PullContext(
-            services=services,
-            link=self.link,
-            flow=self.flow,
-            runner=self.runner,
-            group=self.group,
-            subscription=lambda topic: self._setup.subscriptions().get(topic),
-            is_running=self._setup.is_running,
-            is_paused=lambda: self.member.is_paused,
-            broker_version=instance.broker_version,
-            shown_topic=instance.namespace.unwrap,
-            first_offset=self._first_offset,
-            offset_illegal=self._offset_illegal,
-            meter_of=lambda topic: instance.consume_meter(self.group, topic),
-            error_delay_s=seconds(instance.options.pull_error_delay),
         )
 
     def _make_rebalancer(self) -> RebalanceExecutor:
@@ -151,9 +137,9 @@ class PushParts:
                 topic_count_max=limit(settings.pull_threshold_for_topic),
                 topic_size_max=limit(settings.pull_threshold_size_for_topic),
             ),
-            self._setup,
+            subscriptions=self._setup.subscriptions,
             offsets=self.offsets,
-            flow=self.flow,
+            first_offset=self._find_first_offset,
             data_plane=self.pull_service,
             on_abandoned=self._leave_alone,
         )
@@ -226,7 +212,17 @@ class PushParts:
         return await self.instance.runtime.control.run(self.rebalancer.lock_one(queue))
 
     async def _first_offset(self, queue: MessageQueue) -> int:
-        return await self.instance.runtime.control.run(self.rebalancer.first_offset(queue))
+        return await self.instance.runtime.control.run(self._find_first_offset(queue))
+
+    async def _find_first_offset(self, queue: MessageQueue) -> int:
+        """The start offset of a queue, on the control loop; raises SkylarkError."""
+        stored = await self.offsets.read(queue)
+        if stored is not None:
+            self.offsets.table.update(queue, stored, increase_only=False)
+        where = self._settings.consume_from_where
+        time_ms = parse_consume_timestamp(self._setup.start_timestamp)
+        start = start_position(queue.topic, stored, where, time_ms)
+        return await first_offset(self.instance.control_link, queue, start)
 
     def _offset_illegal(self, assigned: AssignedQueue, next_offset: int) -> None:
         self.instance.runtime.control.post(

@@ -39,13 +39,19 @@ import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Unpack
 
 import msgspec
 
 from skylark.client.consumer.push.consume_runner import PushSetup
 from skylark.client.consumer.push.consumer_stats import ConsumerStats
-from skylark.client.consumer.push.message_handlers import Binding, Handler, bind
+from skylark.client.consumer.push.message_handlers import (
+    Binding,
+    Handler,
+    HandlerSubscriptions,
+    SubscribeKeywords,
+    bind,
+)
 from skylark.client.consumer.push.push_components import PushParts
 from skylark.client.consumer.push.push_settings import BATCH_MAX, PushKeywords, PushSettings
 from skylark.client.consumer.subscription import (
@@ -70,11 +76,9 @@ from skylark.wire.bodies.common_body import MessageQueue
 
 logger = logging.getLogger(__name__)
 
-HandlerT = TypeVar("HandlerT", bound=Handler)
-
 
 @checks_arguments
-class PushConsumer(Startable):
+class PushConsumer(Startable, HandlerSubscriptions):
     """A member of a consumer group; see the module docstring."""
 
     def __init__(
@@ -120,48 +124,9 @@ class PushConsumer(Startable):
 
     # ---- subscriptions ---------------------------------------------------------------------------
 
-    @overload
-    def subscribe(
-        self,
-        topic: str,
-        handler: None = None,
-        *,
-        tags: str | None = None,
-        sql: str | None = None,
-        orderly: bool = False,
-        batch: int = 1,
-    ) -> Callable[[HandlerT], HandlerT]: ...
-
-    @overload
-    def subscribe(
-        self,
-        topic: str,
-        handler: HandlerT,
-        *,
-        tags: str | None = None,
-        sql: str | None = None,
-        orderly: bool = False,
-        batch: int = 1,
-    ) -> HandlerT: ...
-
-    def subscribe(
-        self,
-        topic: str,
-        handler: Any = None,
-        *,
-        tags: str | None = None,
-        sql: str | None = None,
-        orderly: bool = False,
-        batch: int = 1,
-    ) -> Any:
-        """Call ``handler`` with the messages of a topic; without one it is a decorator.
-
-        ``tags`` (``"A || B"``) or an ``sql`` condition filter them; ``orderly`` keeps the order of
-        each queue, and is the same for all topics of a consumer; with ``batch`` above 1 the
-        handler gets lists of at most so many messages. A second subscription replaces the first.
-        After the start, the queues come with the next rebalance. Raises ClientError.
-        """
+    def _adding(self, topic: str, **how: Unpack[SubscribeKeywords]) -> Callable[[Handler], None]:
         check_topic(topic)
+        orderly, batch = how["orderly"], how["batch"]
         if not 1 <= batch <= BATCH_MAX:
             raise ConfigError(f"batch is out of range [1, {BATCH_MAX}]: {batch}")
         if self._orderly is not None and self._orderly is not orderly:
@@ -169,16 +134,16 @@ class PushConsumer(Startable):
                 f"{self.group} consumes in order or not: {topic} cannot differ from the rest",
                 hint="use two consumers with two groups",
             )
-        subscription = make_subscription(topic, tags, sql=sql, now_ms=self._clock.now_ms())
+        now_ms = self._clock.now_ms()
+        subscription = make_subscription(topic, how["tags"], sql=how["sql"], now_ms=now_ms)
 
-        def add(function: HandlerT) -> HandlerT:
+        def add(function: Handler) -> None:
             self._orderly = orderly
             self._bindings[topic] = bind(topic, function, batch)
             self._wanted[topic] = subscription
             self._announce(topic)
-            return function
 
-        return add if handler is None else add(handler)
+        return add
 
     def unsubscribe(self, topic: str) -> None:
         """End a subscription; the next rebalance saves offsets and gives up the queues."""
@@ -326,7 +291,11 @@ class PushConsumer(Startable):
 
     def refuse_in_handler(self) -> None:
         """Raise ClientStateError in a handler of this consumer, where ``stop`` would deadlock."""
-        if self._parts is not None and self._stopping is None and self._parts.runner.is_current:
+        if (
+            self._parts is not None
+            and self._stopping is None
+            and self._parts.runner.pools.is_current
+        ):
             raise ClientStateError(
                 "a handler cannot wait for the end of its own consumer",
                 hint="stop it from another task or thread",

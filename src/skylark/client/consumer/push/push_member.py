@@ -33,7 +33,7 @@ from skylark.client.consumer.process_queue import FlowControl, ProcessQueue
 from skylark.client.consumer.push.consume_runner import PushSetup
 from skylark.client.consumer.push.orderly_settlement import OrderlyStatus
 from skylark.client.consumer.push.push_settings import PULL_BATCH_SIZE
-from skylark.client.consumer.push.rebalance_executor import RebalanceExecutor
+from skylark.client.consumer.rebalance_executor import RebalanceExecutor
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_message import DeadLetter, MessageExt, RetryLater
 from skylark.wire.bodies.admin_body import (
@@ -167,7 +167,9 @@ class PushMember:
 
     async def persist_offsets(self) -> None:
         self._setup.stats.snapshot(self._clock.steady_ms())
-        await self._offsets.persist_all(tuple(self._rebalancer.rebalance.table))
+        queues = tuple(self._rebalancer.rebalance.table)
+        self._offsets.table.retain(queues)
+        await self._offsets.save(queues)
 
     # ---- what brokers request --------------------------------------------------------------------
 

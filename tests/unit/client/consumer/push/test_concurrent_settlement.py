@@ -11,7 +11,6 @@ from skylark.client.consumer.push.concurrent_settlement import (
     RECONSUME_LATER,
     Outcome,
     ReturnType,
-    SendBack,
     Settlement,
     batches,
     outcome_of_error,
@@ -52,22 +51,19 @@ def test_errors_say_how_to_go_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failed", "raised", "null", "took_ms", "expected"),
+    ("failed", "raised", "took_ms", "expected"),
     [
-        (False, False, False, 5, ReturnType.SUCCESS),
-        (False, False, False, 10, ReturnType.TIME_OUT),
-        (True, False, False, 10, ReturnType.TIME_OUT),
-        (True, True, False, 10, ReturnType.EXCEPTION),
-        (True, False, True, 10, ReturnType.RETURN_NULL),
-        (True, False, False, 5, ReturnType.FAILED),
+        (False, False, 5, ReturnType.SUCCESS),
+        (False, False, 10, ReturnType.TIME_OUT),
+        (True, False, 10, ReturnType.TIME_OUT),
+        (True, True, 10, ReturnType.EXCEPTION),
+        (True, False, 5, ReturnType.FAILED),
     ],
 )
 def test_what_hooks_are_told(
-    failed: bool, raised: bool, null: bool, took_ms: int, expected: ReturnType
+    failed: bool, raised: bool, took_ms: int, expected: ReturnType
 ) -> None:
-    found = return_type(
-        failed=failed, raised=raised, returned_null=null, took_ms=took_ms, timeout_ms=10
-    )
+    found = return_type(failed=failed, raised=raised, took_ms=took_ms, timeout_ms=10)
     assert found is expected
     assert [int(each) for each in ReturnType] == [0, 1, 2, 3, 4]
 
@@ -85,10 +81,7 @@ def test_all_accepted() -> None:
 def test_what_is_behind_the_ack_index_goes_back() -> None:
     queue, batch = filled(10, 11, 12)
     outcome = Outcome(ack_index=0, delay_level=4)
-    assert send_backs(queue, batch, outcome, clustering=True) == [
-        SendBack(batch[1], 4),
-        SendBack(batch[2], 4),
-    ]
+    assert send_backs(queue, batch, outcome, clustering=True) == batch[1:]
     assert settle(queue, batch, [], NOW_MS) == Settlement(13, [])
     assert queue.count == 0
 
@@ -102,8 +95,7 @@ def test_nothing_goes_back_in_broadcasting() -> None:
 
 def test_later_means_all_of_them() -> None:
     queue, batch = filled(10, 11)
-    found = send_backs(queue, batch, RECONSUME_LATER, clustering=True)
-    assert [each.message for each in found] == batch
+    assert send_backs(queue, batch, RECONSUME_LATER, clustering=True) == batch
     assert send_backs(queue, batch, Outcome(ack_index=1), clustering=True) == []
 
 
@@ -111,7 +103,7 @@ def test_later_means_all_of_them() -> None:
 def test_what_could_not_go_back_is_tried_again_here() -> None:
     queue, batch = filled(10, 11, 12, 13)
     settled = settle(queue, batch, [batch[1]], NOW_MS)
-    assert settled == Settlement(11, [batch[1]], delay_ms=5_000)
+    assert settled == Settlement(11, [batch[1]])
     assert [each.reconsume_times for each in batch] == [0, 1, 0, 0]
     assert settle(queue, settled.resubmit, settled.resubmit, NOW_MS) == Settlement(11, [batch[1]])
     assert batch[1].reconsume_times == 2

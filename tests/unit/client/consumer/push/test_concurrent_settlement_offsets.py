@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from skylark.client.consumer.consumer_send_back import SendBackClient
 from skylark.client.consumer.offset_table import OffsetTable
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.push.concurrent_runner import SETTLE_MS, ConcurrentRunner
-from skylark.client.consumer.push.consume_runner import AssignedQueue, ConsumerServices
+from skylark.client.consumer.push.consume_runner import (
+    AssignedQueue,
+    ConsumerServices,
+    PushSetup,
+)
 from skylark.client.consumer.push.consumer_stats import ConsumerStats, TopicCounters
 from skylark.client.consumer.push.message_handlers import bind
 from skylark.client.consumer.push.push_settings import PushSettings
@@ -49,19 +52,27 @@ class Desk:
     def __init__(self, handler: Callable[[MessageExt], Any]) -> None:
         self.clock = HandClock()
         self.table = CountedTable()
-        services = ConsumerServices(
+        setup = PushSetup(
             group="g",
-            client_id="c",
-            namespace=None,
             settings=PushSettings(),
             hooks=(),
             bindings={"T": bind("T", handler, 1)},
-            offsets=self.table,
-            sends_back=cast("SendBackClient", None),  # nothing fails here
             stats=ConsumerStats(0),
+            is_orderly=False,
+            start_timestamp="",
+            subscriptions=dict,
+            is_running=lambda: True,
+            is_suspended=lambda: False,
+        )
+        nothing = cast("Any", None)  # nothing fails here
+        services = ConsumerServices(
+            setup=setup,
+            instance=nothing,
+            link=nothing,
+            offsets=self.table,
+            sends_back=nothing,
             clock=self.clock,
             tasks=Tasks("t"),
-            shown_queue=lambda shown: shown,
         )
         self.runner = ConcurrentRunner(services)
         self.assigned = AssignedQueue(queue(), ProcessQueue(0), TopicCounters())

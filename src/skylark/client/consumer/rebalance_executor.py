@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from skylark.client.consumer.offset_persistence import OffsetStore
-from skylark.client.consumer.process_queue import FlowControl, ProcessQueue
-from skylark.client.consumer.pull_api import first_offset
-from skylark.client.consumer.push.consume_runner import PushSetup
+from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.rate_limited_log import RateLimitedLog
 from skylark.client.consumer.rebalance import (
     AwaitIdle,
@@ -37,7 +35,7 @@ from skylark.client.consumer.rebalance import (
     WakeRebalance,
     locks_by_broker,
 )
-from skylark.client.consumer.start_position import parse_consume_timestamp, start_position
+from skylark.client.consumer.subscription import Subscription
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.route_cache import Route
 from skylark.core.errors import SkylarkError
@@ -50,7 +48,6 @@ logger = logging.getLogger(__name__)
 IDLE_CHECK_MS: Final = 10
 #: Pause between requests for locks that another consumer holds.
 RELOCK_S: Final = 1.0
-_MIB: Final = 1024 * 1024
 
 
 class DataPlane(Protocol):
@@ -71,7 +68,7 @@ class DataPlane(Protocol):
         """A time since which pull loops have run; None if their event loop was closed."""
 
     def queues_changed(self, settled: Settled) -> None:
-        """Call the listener of the application."""
+        """The queues of a topic have changed: apply the limits, and call listeners."""
 
 
 class RebalanceExecutor:
@@ -81,23 +78,25 @@ class RebalanceExecutor:
         self,
         instance: ClientInstance,
         rebalance: Rebalance,
-        setup: PushSetup,
         *,
+        subscriptions: Callable[[], Mapping[str, Subscription]],
         offsets: OffsetStore,
-        flow: FlowControl,
+        first_offset: Callable[[MessageQueue], Awaitable[int]],
         data_plane: DataPlane,
         on_abandoned: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
-        """``on_abandoned`` leaves the group after the event loop of the application was closed."""
+        """``subscriptions`` are by topic, as brokers know it.
+
+        ``first_offset`` finds the start offset of a queue or raises SkylarkError; ``on_abandoned``
+        leaves the group after the event loop of the application was closed.
+        """
         self.rebalance = rebalance
-        self._group = instance.namespace.wrap(setup.group)
+        self._group = rebalance.group
         self.tasks = Tasks(f"rebalance {self._group}")  #: on the control loop
         self._instance = instance
-        self._settings = setup.settings
-        self._start_time_ms = parse_consume_timestamp(setup.start_timestamp)
-        self._subscriptions = setup.subscriptions
+        self._subscriptions = subscriptions
         self._offsets = offsets
-        self._flow = flow
+        self._first_offset = first_offset
         self._data_plane = data_plane
         self._clock = instance.runtime.clock
         self._one_at_a_time = asyncio.Lock()
@@ -129,13 +128,12 @@ class RebalanceExecutor:
         route = self._instance.routes.get(topic) or await self._route(topic)
         if route is None:
             return True  # the topic has no queues yet
-        members = await self._members(topic) if self._settings.clustering else ()
+        members = await self._members(topic) if self.rebalance.clustering else ()
         try:
             share = self.rebalance.share(topic, route.subscribe, members)
         except Exception:
-            logger.exception(
-                "allocation strategy %s failed for %s", self._settings.allocation, topic
-            )
+            strategy = self.rebalance.strategy
+            logger.exception("allocation strategy %s failed for %s", strategy, topic)
             return False
         if share is None or self.closed:
             return False
@@ -180,10 +178,6 @@ class RebalanceExecutor:
         subscription = self._subscriptions().get(settled.topic)
         if subscription is not None:
             subscription.renew(settled.sub_version)
-        if settled.count_max is not None:
-            self._flow.count_max = settled.count_max
-        if settled.size_max is not None:
-            self._flow.size_max = settled.size_max * _MIB
         await self._instance.heartbeat_all(whole=True)
         self._data_plane.queues_changed(settled)
 
@@ -210,7 +204,7 @@ class RebalanceExecutor:
     async def _step(self, instruction: Instruction) -> list[Instruction]:
         match instruction:
             case Persist(queue):
-                await self._offsets.persist(queue)
+                await self._offsets.save([queue])
             case AwaitIdle(queue, process_queue, wait_ms):
                 idle = await self._is_idle_within(process_queue, wait_ms)
                 return self.rebalance.awaited(queue, process_queue, idle=idle)
@@ -222,7 +216,7 @@ class RebalanceExecutor:
                 return self.rebalance.locked(queues, held)
             case Open(queue):
                 self._offsets.table.forget(queue)
-                offset = await self.first_offset(queue)
+                offset = await self._first_offset(queue)
                 now_ms = self._clock.steady_ms()
                 return [] if self.closed else self.rebalance.opened(queue, offset, now_ms)
             case StartPull(queue, process_queue, offset, delay_ms):
@@ -237,7 +231,7 @@ class RebalanceExecutor:
     async def _release(self, release: Release) -> None:
         queue = release.queue
         self._data_plane.stop_pull(queue, release.process_queue)
-        await self._offsets.persist(queue)
+        await self._offsets.save([queue])
         self._offsets.table.forget(queue)
         if release.unlock and not await self._unlock([queue], oneway=True):
             self._strays.add(queue)
@@ -258,15 +252,6 @@ class RebalanceExecutor:
     async def _wake_later(self, delay_ms: int) -> None:
         await self._clock.sleep(delay_ms / 1000)
         self._instance.rebalance_soon()
-
-    async def first_offset(self, queue: MessageQueue) -> int:
-        """The start offset of a queue; raises SkylarkError."""
-        stored = await self._offsets.read(queue)
-        if stored is not None:
-            self._offsets.table.update(queue, stored, increase_only=False)
-        where = self._settings.consume_from_where
-        start = start_position(queue.topic, stored, where, self._start_time_ms)
-        return await first_offset(self._instance.control_link, queue, start)
 
     # ---- offset jumps ------------------------------------------------------------------------
 
@@ -406,7 +391,7 @@ class RebalanceExecutor:
         self.closed = True
         await self.tasks.cancel_and_wait()
         async with self._one_at_a_time:
-            await self._offsets.persist_last(tuple(self.rebalance.table))
+            await self._offsets.save(tuple(self.rebalance.table), wait=True)
             held = self.rebalance.lock_requests()
             await asyncio.gather(*(self._unlock(each.queues, oneway=False) for each in held))
             await self._free_strays(lambda _: True)
