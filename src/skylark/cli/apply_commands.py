@@ -53,7 +53,6 @@ UNDO_FILES_MAX = 1_000
 def command(
     context: CliContext,
     file: Path,
-    namesrv: str | None,
     plan_only: bool,
     undo_file: Path | None,
     yes: bool,
@@ -70,7 +69,7 @@ def command(
 
         return await make_plan(admin, desired)
 
-    plan = call_admin(namesrv, plan_for)
+    plan = call_admin(plan_for)
     context.output.rows(COLUMNS, [row for change in plan.changes for row in _rows(change)])
     if not plan.changes:
         context.output.info("nothing to change")
@@ -93,7 +92,7 @@ def command(
         await apply_plan(admin, plan, done.append)
 
     try:
-        call_admin(namesrv, carry_out)
+        call_admin(carry_out)
     finally:
         context.output.info(f"{len(done)} of {len(plan.changes)} changes applied")
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from skylark.cli.cli_context import CliContext
 from skylark.cli.command_helpers import (
     client_options,
+    combined,
     complete_groups,
     duration_s,
+    given_namesrv,
     namesrv_option,
     topic_argument,
 )
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from skylark.load.consume_load import Start
     from skylark.load.run_statistics import Tally
     from skylark.load.send_load import SendOptions
-
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 DEFAULT_DURATION: Final = "10s"
 REFRESHES_PER_SECOND: Final = 4
@@ -62,84 +62,56 @@ def _seconds(ctx: click.Context, parameter: click.Parameter, value: str | None) 
     return None if value is None else duration_s(value, "--duration")
 
 
-def length_options(decorated: Decorated) -> Decorated:
-    """Add ``--count`` and ``--duration``, which end a run."""
-    count = click.option(
-        "--count", type=click.IntRange(min=1), help="End after N messages.", metavar="N"
-    )
-    duration = click.option(
+#: They end a run.
+length_options = combined(
+    click.option("--count", type=click.IntRange(min=1), help="End after N messages.", metavar="N"),
+    click.option(
         "--duration",
         callback=_seconds,
         metavar="TIME",
         help=f"End after this time (30s, 5m).  [default: {DEFAULT_DURATION}, unless --count]",
-    )
-    return count(duration(decorated))
-
-
-def topic_options(decorated: Decorated) -> Decorated:
-    """Add ``--create``, ``--queues`` and ``--cleanup``."""
-    create = click.option("--create", is_flag=True, help="Create the topic if it does not exist.")
-    queues = click.option(
+    ),
+)
+topic_options = combined(
+    click.option("--create", is_flag=True, help="Create the topic if it does not exist."),
+    click.option(
         "--queues",
         type=click.IntRange(1, 1024),
         default=8,
-        show_default=True,
         help="Queues per broker of a created topic.",
-    )
-    cleanup = click.option(
+    ),
+    click.option(
         "--cleanup", is_flag=True, help="Delete the topic at the end if --create created it."
-    )
-    return create(queues(cleanup(decorated)))
-
-
-def load_options(decorated: Decorated) -> Decorated:
-    """Add the options about what is sent, and how."""
-    options = (
-        click.option(
-            "--size",
-            type=click.IntRange(16, 4 * 1024 * 1024),
-            default=1024,
-            show_default=True,
-            help="Body size in bytes.",
-        ),
-        click.option(
-            "--in-flight",
-            type=click.IntRange(1, 8192),
-            default=64,
-            show_default=True,
-            help="Concurrent requests.",
-        ),
-        click.option(
-            "--batch",
-            type=click.IntRange(1, 1000),
-            default=1,
-            show_default=True,
-            help="Messages per request, sent as a batch.",
-        ),
-        click.option(
-            "--batching/--no-batching",
-            default=True,
-            show_default=True,
-            help="Let the producer combine concurrent messages into batches.",
-        ),
-        click.option(
-            "--rate",
-            type=click.FloatRange(min=0, min_open=True),
-            metavar="N",
-            help="Maximum messages per second; latency then counts from the scheduled time.",
-        ),
-    )
-    for option in reversed(options):
-        decorated = option(decorated)
-    return decorated
-
-
+    ),
+)
+#: What is sent, and how.
+load_options = combined(
+    click.option(
+        "--size", type=click.IntRange(16, 4 * 1024 * 1024), default=1024, help="Body size in bytes."
+    ),
+    click.option(
+        "--in-flight", type=click.IntRange(1, 8192), default=64, help="Concurrent requests."
+    ),
+    click.option(
+        "--batch",
+        type=click.IntRange(1, 1000),
+        default=1,
+        help="Messages per request, sent as a batch.",
+    ),
+    click.option(
+        "--batching/--no-batching",
+        default=True,
+        help="Let the producer combine concurrent messages into batches.",
+    ),
+    click.option(
+        "--rate",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="N",
+        help="Maximum messages per second; latency then counts from the scheduled time.",
+    ),
+)
 concurrency_option = click.option(
-    "--concurrency",
-    type=click.IntRange(1, 1000),
-    default=20,
-    show_default=True,
-    help="Concurrent message handlers.",
+    "--concurrency", type=click.IntRange(1, 1000), default=20, help="Concurrent message handlers."
 )
 
 
@@ -155,9 +127,9 @@ concurrency_option = click.option(
 @load_options
 @topic_options
 @click.pass_obj
-def send(context: CliContext, /, topic: str, namesrv: str | None, **given: Any) -> None:
+def send(context: CliContext, /, topic: str, **given: Any) -> None:
     """Send messages as fast as the cluster accepts them, or at a rate."""
-    run = _Run(context, topic, namesrv, given)
+    run = _Run(context, topic, given)
 
     async def work(bench: Bench, admin: Admin) -> None:
         await bench.send(run.send_options())
@@ -189,14 +161,13 @@ def consume(
     context: CliContext,
     /,
     topic: str,
-    namesrv: str | None,
     group: str | None,
     start: Start | None,
     concurrency: int,
     **given: Any,
 ) -> None:
     """Consume stored and new messages."""
-    run = _Run(context, topic, namesrv, {**given, "concurrency": concurrency})
+    run = _Run(context, topic, {**given, "concurrency": concurrency})
 
     async def work(bench: Bench, admin: Admin) -> None:
         await bench.consume(
@@ -214,11 +185,9 @@ def consume(
 @concurrency_option
 @topic_options
 @click.pass_obj
-def e2e(
-    context: CliContext, /, topic: str, namesrv: str | None, concurrency: int, **given: Any
-) -> None:
+def e2e(context: CliContext, /, topic: str, concurrency: int, **given: Any) -> None:
     """Send messages and consume them again; measures the end-to-end latency."""
-    run = _Run(context, topic, namesrv, {**given, "concurrency": concurrency})
+    run = _Run(context, topic, {**given, "concurrency": concurrency})
 
     async def work(bench: Bench, admin: Admin) -> None:
         missing = await bench.end_to_end(admin, run.send_options(), concurrency=concurrency)
@@ -234,9 +203,7 @@ def e2e(
 class _Run:
     """One benchmark run, from its options to the printed table."""
 
-    def __init__(
-        self, context: CliContext, topic: str, namesrv: str | None, given: dict[str, Any]
-    ) -> None:
+    def __init__(self, context: CliContext, topic: str, given: dict[str, Any]) -> None:
         if given["count"] is None and given["duration"] is None:
             given["duration"] = duration_s(DEFAULT_DURATION, "--duration")
         if given["cleanup"] and not given["create"]:
@@ -246,7 +213,6 @@ class _Run:
         self.problems: list[str] = []
         self._context = context
         self._topic = topic
-        self._namesrv = namesrv
         self._given = given
 
     def send_options(self) -> SendOptions:
@@ -269,7 +235,7 @@ class _Run:
         from skylark.core.clock import LoopClock
         from skylark.load.benchmark import Bench, bench_topic
 
-        given, clock, client = self._given, LoopClock(), client_options(self._namesrv)
+        given, clock, client = self._given, LoopClock(), client_options(given_namesrv())
         create = given["queues"] if given["create"] else None
         bench = Bench(client, clock, given["duration"])
         async with (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -18,13 +18,14 @@ from skylark.cli.cli_context import CliContext
 from skylark.cli.foreground_server import (
     config_file_option,
     print_config_option,
+    read_settings,
     run_server,
+    run_until,
     show_settings,
 )
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Coroutine
 
     from skylark.broker.config import BrokerConfig
 
@@ -62,20 +63,13 @@ def _load(
     import socket
 
     from skylark.broker.config import load_broker_config
-    from skylark.core.config import parse_properties
 
-    given = {}
-    if "ROCKETMQ_SERIALIZE_TYPE" in os.environ:
-        given["rocketmq.serialize.type"] = os.environ["ROCKETMQ_SERIALIZE_TYPE"]
-    if config_file is not None:
-        given.update(parse_properties(config_file.read_bytes()))
-        given["brokerConfigPath"] = str(config_file)
+    given, variables = read_settings(config_file, "brokerConfigPath")
     if namesrv_addr is not None:
         given["namesrvAddr"] = namesrv_addr
-    variables = {"user.home": str(Path.home()), "host.name": socket.gethostname()}
-    for name in ("ROCKETMQ_HOME", "NAMESRV_ADDR"):
-        if name in os.environ:
-            variables[name] = os.environ[name]
+    variables["host.name"] = socket.gethostname()
+    if "NAMESRV_ADDR" in os.environ:
+        variables["NAMESRV_ADDR"] = os.environ["NAMESRV_ADDR"]
     return load_broker_config(given, variables=variables), given
 
 
@@ -84,19 +78,8 @@ async def _serve(config: BrokerConfig, given: dict[str, str], stop: asyncio.Even
 
     broker = Broker(config, given=given)
     await broker.start()
-    await _first_of(broker.announced(ANNOUNCED_TIMEOUT_S), stop.wait())
+    await run_until(broker.announced(ANNOUNCED_TIMEOUT_S), stop)
     if not stop.is_set():
         click.echo(f"ready {config.broker_name}={broker.address}")
         await stop.wait()
     await broker.stop()
-
-
-async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Wait for the first of several coroutines, and cancel the others."""
-    import asyncio
-
-    tasks = [asyncio.ensure_future(each) for each in waits]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,6 +6,7 @@ broker take effect at its next start: the broker saves them, and the command pri
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import click
@@ -19,6 +20,7 @@ from skylark.cli.command_helpers import (
     warn_about_failures,
     yes_option,
 )
+from skylark.cli.output import Columns
 
 if TYPE_CHECKING:
     from skylark.admin.admin_client import Admin
@@ -47,18 +49,18 @@ def command() -> None:
 @namesrv_option
 @cluster_option
 @click.pass_obj
-def list_brokers(context: CliContext, namesrv: str | None, cluster: str | None) -> None:
+def list_brokers(context: CliContext, cluster: str | None) -> None:
     """List all brokers, with the rates of the last 10 seconds."""
-    _show(context, LIST_COLUMNS, _ask(namesrv, cluster))
+    _show(context, LIST_COLUMNS, _ask(cluster))
 
 
 @command.command("status", epilog="Example: skylark --output json cluster status")
 @namesrv_option
 @cluster_option
 @click.pass_obj
-def status(context: CliContext, namesrv: str | None, cluster: str | None) -> None:
+def status(context: CliContext, cluster: str | None) -> None:
     """Show the replication lag of slaves, and which have diverged from their master."""
-    report = _ask(namesrv, cluster)
+    report = _ask(cluster)
     columns = (*STATUS_COLUMNS, "links") if context.output.is_json else STATUS_COLUMNS
     _show(context, columns, report)
     for broker in report.brokers:
@@ -67,42 +69,37 @@ def status(context: CliContext, namesrv: str | None, cluster: str | None) -> Non
 
 
 def _show(context: CliContext, columns: tuple[str, ...], report: ReplicationReport) -> None:
-    import msgspec
-
-    rows = (msgspec.to_builtins(broker) for broker in report.brokers)
-    context.output.rows(columns, rows)
+    context.output.rows(columns, report.brokers)
     warn_about_failures(context, report.failures)
 
 
-def _ask(namesrv: str | None, cluster: str | None) -> ReplicationReport:
+def _ask(cluster: str | None) -> ReplicationReport:
     async def report(admin: Admin) -> ReplicationReport:
         from skylark.admin.cluster_stats import replication_report
 
         return await replication_report(admin.stats, cluster)
 
-    return call_admin(namesrv, report)
+    return call_admin(report)
 
 
 # ---- draining a broker ---------------------------------------------------------------------------
 
-PERM_COLUMNS = ("name_server", "topics")
+PERM_COLUMNS: Columns = {"name_server": itemgetter(0), "topics": itemgetter(1)}
 
 
 @command.command("wipe-write-perm", epilog="Example: skylark cluster wipe-write-perm broker-b")
 @click.argument("broker")
 @namesrv_option
 @click.pass_obj
-def wipe_write_perm(context: CliContext, broker: str, namesrv: str | None) -> None:
+def wipe_write_perm(context: CliContext, broker: str) -> None:
     """Stop producers from writing to BROKER; consumers go on reading.
 
     Use it to drain a broker before you remove it. The name servers keep the change until the
     broker starts again.
     """
 
-    async def wipe(admin: Admin) -> dict[str, int]:
-        return await admin.settings.wipe_write_perm(broker)
-
-    _show_changed(context, call_admin(namesrv, wipe))
+    changed = call_admin(lambda admin: admin.settings.wipe_write_perm(broker))
+    context.output.rows(PERM_COLUMNS, changed.items())
     context.output.info(
         f"producers stop using {broker} within 30 seconds, when they refresh their routes"
     )
@@ -112,18 +109,10 @@ def wipe_write_perm(context: CliContext, broker: str, namesrv: str | None) -> No
 @click.argument("broker")
 @namesrv_option
 @click.pass_obj
-def add_write_perm(context: CliContext, broker: str, namesrv: str | None) -> None:
+def add_write_perm(context: CliContext, broker: str) -> None:
     """Let producers write to BROKER again."""
-
-    async def add(admin: Admin) -> dict[str, int]:
-        return await admin.settings.add_write_perm(broker)
-
-    _show_changed(context, call_admin(namesrv, add))
-
-
-def _show_changed(context: CliContext, topics: dict[str, int]) -> None:
-    rows = ({"name_server": server, "topics": count} for server, count in topics.items())
-    context.output.rows(PERM_COLUMNS, rows)
+    changed = call_admin(lambda admin: admin.settings.add_write_perm(broker))
+    context.output.rows(PERM_COLUMNS, changed.items())
 
 
 # ---- settings ------------------------------------------------------------------------------------
@@ -149,13 +138,12 @@ def config() -> None:
 def get(
     context: CliContext,
     keys: tuple[str, ...],
-    namesrv: str | None,
     cluster: str | None,
     broker: str | None,
     name_servers: bool,
 ) -> None:
     """Show all settings, or those named."""
-    report = _read(namesrv, cluster, broker, name_servers=name_servers)
+    report = _read(cluster, broker, name_servers=name_servers)
     _require_known(report, keys)
     context.output.rows(
         ("server", "key", "value"),
@@ -180,7 +168,6 @@ def get(
 def set_config(
     context: CliContext,
     changes: tuple[str, ...],
-    namesrv: str | None,
     cluster: str | None,
     broker: str | None,
     name_servers: bool,
@@ -188,7 +175,7 @@ def set_config(
 ) -> None:
     """Change settings of running servers; shows the current values first."""
     wanted = dict(key_value(text, "KEY=VALUE") for text in changes)
-    before = _read(namesrv, cluster, broker, name_servers=name_servers)
+    before = _read(cluster, broker, name_servers=name_servers)
     _require_known(before, tuple(wanted))
     rows = [
         {"server": each.server, "key": key, "old": each.settings.get(key), "new": value}
@@ -204,7 +191,7 @@ def set_config(
             return await admin.settings.set_name_servers(wanted)
         return await admin.settings.set_brokers(wanted, cluster=cluster, broker=broker)
 
-    done = call_admin(namesrv, change)
+    done = call_admin(change)
     if yes:
         context.output.rows(("server", "key", "old", "new"), rows)
     context.output.info(f"changed on {', '.join(done)}")
@@ -218,9 +205,7 @@ def set_config(
             )
 
 
-def _read(
-    namesrv: str | None, cluster: str | None, broker: str | None, *, name_servers: bool
-) -> SettingsReport:
+def _read(cluster: str | None, broker: str | None, *, name_servers: bool) -> SettingsReport:
     """The settings of the servers that the options name."""
     if name_servers and (cluster, broker) != (None, None):
         raise click.UsageError(
@@ -232,7 +217,7 @@ def _read(
             return await admin.settings.name_servers()
         return await admin.settings.brokers(cluster=cluster, broker=broker)
 
-    return call_admin(namesrv, settings)
+    return call_admin(settings)
 
 
 def _require_known(report: SettingsReport, keys: tuple[str, ...]) -> None:

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 COMPLETION_S = 0.3
+_NAMESRV = f"{__name__}.namesrv"
 OFFSET_DIGITS_MAX = 18
 _ENDS: dict[str, Literal["earliest", "latest"]] = {
     "earliest": "earliest",
@@ -44,12 +46,7 @@ _ENDS: dict[str, Literal["earliest", "latest"]] = {
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
-def call_admin(
-    namesrv: str | None,
-    operation: Callable[[Admin], Awaitable[T]],
-    *,
-    timeout_s: float | None = None,
-) -> T:
+def call_admin(operation: Callable[[Admin], Awaitable[T]], *, timeout_s: float | None = None) -> T:
     """Call ``operation`` with an admin client of the cluster that ``-n`` names; returns its result.
 
     ``timeout_s``: timeout of each request.
@@ -58,10 +55,11 @@ def call_admin(
 
     from skylark.admin.admin_client import Admin
     from skylark.admin.admin_session import TIMEOUT_S
-    from skylark.cli.command_helpers import client_options
+
+    options = client_options(given_namesrv())
 
     async def run() -> T:
-        async with Admin(client_options(namesrv), timeout=timeout_s or TIMEOUT_S) as admin:
+        async with Admin(options, timeout=timeout_s or TIMEOUT_S) as admin:
             return await operation(admin)
 
     return asyncio.run(run())
@@ -82,20 +80,19 @@ def confirm(question: str, *, yes: bool) -> None:
         click.confirm(question, abort=True, err=True)
 
 
-def to_plain(value: Any) -> Any:
-    """Convert a result to plain values for output; structs become dicts with their Python names."""
-    import msgspec
-
-    if isinstance(value, msgspec.Struct):
-        return {name: to_plain(getattr(value, name)) for name in value.__struct_fields__}
-    if isinstance(value, list | tuple):
-        return [to_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: to_plain(item) for key, item in value.items()}
-    return value
-
-
 # ---- options -------------------------------------------------------------------------------------
+
+
+def combined(*decorators: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
+    """A decorator that adds several options and arguments, in this order."""
+
+    def decorate(decorated: Decorated) -> Decorated:
+        for decorator in reversed(decorators):
+            decorated = decorator(decorated)
+        return decorated
+
+    return decorate
+
 
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 
@@ -204,7 +201,8 @@ def _complete(
         return await LoopClock().wait_for(names(admin), COMPLETION_S)
 
     try:
-        found = call_admin(ctx.params.get("namesrv"), within_time, timeout_s=COMPLETION_S)
+        with ctx.scope(cleanup=False):
+            found = call_admin(within_time, timeout_s=COMPLETION_S)
     except (SkylarkError, OSError, TimeoutError):
         return []
     finally:
@@ -216,12 +214,25 @@ topic_argument = click.argument("topic", shell_complete=complete_topics)
 group_argument = click.argument("group", shell_complete=complete_groups)
 
 
+def _keep_namesrv(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.meta[_NAMESRV] = value
+
+
+#: Adds ``-n``; commands get its value by :func:`given_namesrv`, not as a parameter.
 namesrv_option = click.option(
     "-n",
     "--namesrv",
     metavar="HOST:PORT[;...]",
+    expose_value=False,
+    callback=_keep_namesrv,
     help="Name servers.  [default: SKYLARK_NAMESRV, NAMESRV_ADDR, else 127.0.0.1:9876]",
 )
+
+
+def given_namesrv() -> str | None:
+    """The value of ``-n`` of the running command."""
+    return click.get_current_context().meta.get(_NAMESRV)
 
 
 def client_options(argument: str | None) -> ClientOptions:

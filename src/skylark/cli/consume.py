@@ -33,6 +33,7 @@ from skylark.cli.command_helpers import (
     client_options,
     complete_groups,
     complete_topics,
+    given_namesrv,
     namesrv_option,
     parse_position,
 )
@@ -98,7 +99,6 @@ class Wanted:
 @click.option(
     "--follow/--no-follow",
     default=True,
-    show_default=True,
     help="Wait for new messages, or end after the last stored one.",
 )
 @click.option(
@@ -125,7 +125,6 @@ class Wanted:
 def command(
     context: CliContext,
     topic: str,
-    namesrv: str | None,
     start: str | None,
     count: int | None,
     follow: bool,
@@ -158,24 +157,23 @@ def command(
     )  # the client's warnings that matter are errors of this command
     printer = Printer(context.output, topic, count, form)
     with translated_errors(topic):
-        options = client_options(namesrv)
+        options = client_options(given_namesrv())
         if group is None:
-            asyncio.run(_until_signal(_consume_plain(printer, wanted, options)))
+            work = _consume_plain(printer, wanted, options)
         else:
-            asyncio.run(_until_signal(_consume_group(printer, wanted, options, group)))
+            work = _consume_group(printer, wanted, options, group)
+        asyncio.run(_until_signal(work))
 
 
 async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
     """Run ``work`` until it ends; SIGTERM and Ctrl-C cancel it, which is not an error."""
     import asyncio
-    import signal
     from contextlib import suppress
 
-    loop = asyncio.get_running_loop()
-    task = loop.create_task(work)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
-    with suppress(asyncio.CancelledError):
+    from skylark.client.core.shutdown_signals import call_on_signal
+
+    task = asyncio.create_task(work)
+    with call_on_signal(task.cancel), suppress(asyncio.CancelledError):
         await task
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.output import Output
+from skylark.cli.output import Output, records
 
 if TYPE_CHECKING:
     from skylark.demo.demo_audit import Outcome
@@ -50,9 +51,8 @@ def command(context: CliContext, no_spark: bool, data: Path | None) -> None:
         if data is None:
             data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="skylark-demo-")))
         folder = _empty_folder(data)
-        outcome = play(
-            folder, _StepReporter(context.output), with_spark=with_spark, quiet=not context.debug
-        )
+        step = partial(_step, context.output)
+        outcome = play(folder, step, with_spark=with_spark, quiet=not context.debug)
     _show(context.output, outcome)
 
 
@@ -107,38 +107,35 @@ def _terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class _StepReporter:
-    """Prints each completed step; on a terminal, also the current one."""
+@contextmanager
+def _step(output: Output, title: str) -> Iterator[Callable[[str], None]]:
+    """Print a step when it is completed; on a terminal, also the current one."""
+    from skylark.core.clock import SystemClock
 
-    def __init__(self, output: Output) -> None:
-        self._output = output
-
-    @contextmanager
-    def step(self, title: str) -> Iterator[Callable[[str], None]]:
-        from skylark.core.clock import SystemClock
-
-        clock, results = SystemClock(), [""]
-        began = clock.monotonic()
-        with self._output.progress(title):
-            yield results.append
-        seconds = clock.monotonic() - began
-        self._output.info(f"{seconds:5.1f} s  {title:<38} {results[-1]}".rstrip())
+    clock, results = SystemClock(), [""]
+    began = clock.monotonic()
+    with output.progress(title):
+        yield results.append
+    seconds = clock.monotonic() - began
+    output.info(f"{seconds:5.1f} s  {title:<38} {results[-1]}".rstrip())
 
 
 def _show(output: Output, outcome: Outcome) -> None:
-    import msgspec
-
-    checks = [{**msgspec.structs.asdict(check), "ok": check.ok} for check in outcome.checks]
-    flows = list(map(msgspec.structs.asdict, outcome.flows))
+    checks = records(("check", "expected", "found", "ok"), outcome.checks)
     wrong = outcome.disagreements
     if output.is_json:
-        record = {"ok": not wrong, "seconds": outcome.seconds, "topics": flows, "checks": checks}
+        record = {
+            "ok": not wrong,
+            "seconds": outcome.seconds,
+            "topics": outcome.flows,
+            "checks": checks,
+        }
         output.record(record)
     else:
         output.gap()
-        output.rows(FLOW_COLUMNS, flows)
+        output.rows(FLOW_COLUMNS, outcome.flows)
         output.gap()
-        output.rows(("check", "expected", "found", "ok"), checks)
+        output.rows(tuple(checks[0]), checks)
         output.gap()
         output.info(f"{len(checks) - len(wrong)} of {len(checks)} checks, {outcome.seconds} s")
     if wrong:

@@ -20,21 +20,37 @@ from skylark.cli.command_helpers import (
     group_argument,
     namesrv_option,
     parse_time,
-    to_plain,
     warn_about_failures,
     yes_option,
 )
 from skylark.cli.exit_codes import ExitCode
 from skylark.cli.message_commands import short_body
+from skylark.cli.output import Columns
 
 if TYPE_CHECKING:
     from skylark.admin.admin_client import Admin
     from skylark.admin.redrive import RedriveProgress, RedriveReport
     from skylark.client.core.client_message import MessageExt
 
-SHOW_COLUMNS = (
-    "msg_id", "dead_letter_id", "topic", "tag", "keys", "retries", "born", "died", "body",
-)  # fmt: skip
+LIST_COLUMNS: Columns = {
+    "group": "group",
+    "letters": "count",
+    "pending": "pending",
+    "last_died": lambda letters: format_time(letters.last_time_ms),
+}
+SHOW_COLUMNS: Columns = {
+    "msg_id": "msg_id",
+    "dead_letter_id": "offset_msg_id",
+    "topic": lambda letter: (
+        letter.properties.get("DLQ_ORIGIN_TOPIC") or letter.properties.get("RETRY_TOPIC")
+    ),
+    "tag": "tag",
+    "keys": "keys",
+    "retries": "reconsume_times",
+    "born": lambda letter: format_time(letter.record.born_timestamp),
+    "died": lambda letter: format_time(letter.record.store_timestamp),
+    "body": short_body,
+}
 LETTER_COLUMNS = ("msg_id", "dead_letter_id", "topic", "outcome", "new_id", "problem")
 
 
@@ -46,21 +62,10 @@ def command() -> None:
 @command.command("list", epilog="Example: skylark dlq list")
 @namesrv_option
 @click.pass_obj
-def list_groups(context: CliContext, namesrv: str | None) -> None:
+def list_groups(context: CliContext) -> None:
     """List the groups that have dead letters."""
-    found = call_admin(namesrv, lambda admin: admin.dlq.all())
-    context.output.rows(
-        ("group", "letters", "pending", "last_died"),
-        (
-            {
-                "group": letters.group,
-                "letters": letters.count,
-                "pending": letters.pending,
-                "last_died": format_time(letters.last_time_ms),
-            }
-            for letters in found
-        ),
-    )
+    found = call_admin(lambda admin: admin.dlq.all())
+    context.output.rows(LIST_COLUMNS, found)
     for letters in found:
         warn_about_failures(context, letters.failures)
 
@@ -68,32 +73,15 @@ def list_groups(context: CliContext, namesrv: str | None) -> None:
 @command.command("show", epilog="Example: skylark dlq show billing --limit 10")
 @group_argument
 @namesrv_option
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=64, show_default=True, help="Maximum number."
-)
+@click.option("--limit", type=click.IntRange(min=1), default=64, help="Maximum number.")
 @click.pass_obj
-def show(context: CliContext, group: str, namesrv: str | None, limit: int) -> None:
+def show(context: CliContext, group: str, limit: int) -> None:
     """Show the dead letters of a group, oldest first."""
 
     async def letters(admin: Admin) -> list[MessageExt]:
         return [letter async for letter in admin.dlq.messages(group, limit=limit)]
 
-    context.output.rows(SHOW_COLUMNS, map(_row, call_admin(namesrv, letters)))
-
-
-def _row(letter: MessageExt) -> dict[str, object]:
-    properties = letter.properties
-    return {
-        "msg_id": letter.msg_id,
-        "dead_letter_id": letter.offset_msg_id,
-        "topic": properties.get("DLQ_ORIGIN_TOPIC") or properties.get("RETRY_TOPIC"),
-        "tag": letter.tag,
-        "keys": letter.keys,
-        "retries": letter.reconsume_times,
-        "born": format_time(letter.record.born_timestamp),
-        "died": format_time(letter.record.store_timestamp),
-        "body": short_body(letter),
-    }
+    context.output.rows(SHOW_COLUMNS, call_admin(letters))
 
 
 @command.command("redrive", epilog="Example: skylark dlq redrive billing --tag paid --dry-run")
@@ -108,7 +96,6 @@ def _row(letter: MessageExt) -> dict[str, object]:
     "--to",
     type=click.Choice(["topic", "group"]),
     default="topic",
-    show_default=True,
     help="Send to the original topic (all its groups), or only to this group as retries.",
 )
 @click.option(
@@ -124,7 +111,6 @@ def _row(letter: MessageExt) -> dict[str, object]:
 def redrive(
     ctx: click.Context,
     group: str,
-    namesrv: str | None,
     ids: tuple[str, ...],
     tags: tuple[str, ...],
     keys: tuple[str, ...],
@@ -146,7 +132,7 @@ def redrive(
         None if since is None else parse_time(since, "--since"),
         None if until is None else parse_time(until, "--until"),
     )
-    letters = call_admin(namesrv, lambda admin: admin.dlq.of(group))
+    letters = call_admin(lambda admin: admin.dlq.of(group))
     if not dry_run:
         count = letters.count if where or restart else letters.pending
         what = "those that match" if where else "them"
@@ -158,7 +144,6 @@ def redrive(
             step(1)
 
         report = call_admin(
-            namesrv,
             lambda admin: admin.dlq.redrive(
                 group,
                 where=where,
@@ -204,10 +189,10 @@ def _show_report(context: CliContext, report: RedriveReport) -> None:
     import msgspec
 
     if context.output.is_json:
-        document = {**to_plain(report), "is_complete": report.is_complete}
+        document = {**msgspec.structs.asdict(report), "is_complete": report.is_complete}
         context.output.record(document)
         return
-    context.output.rows(LETTER_COLUMNS, map(msgspec.structs.asdict, report.letters))
+    context.output.rows(LETTER_COLUMNS, report.letters)
     context.output.gap()
     counts = report.counts
     context.output.record(

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import call_admin, namesrv_option
+from skylark.cli.command_helpers import call_admin, client_options, given_namesrv, namesrv_option
 from skylark.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -58,24 +58,22 @@ class Finding(NamedTuple):
     type=click.Path(file_okay=False, path_type=Path),
     help="Data folder to check.  [default: skylark in the user's data folder]",
 )
-@click.option("--namesrv-port", type=int, default=9876, show_default=True, help="Is it free?")
-@click.option("--broker-port", type=int, default=10_911, show_default=True, help="Is it free?")
+@click.option("--namesrv-port", type=int, default=9876, help="Is it free?")
+@click.option("--broker-port", type=int, default=10_911, help="Is it free?")
 @click.pass_context
 def command(
     ctx: click.Context,
-    namesrv: str | None,
     data: Path | None,
     namesrv_port: int,
     broker_port: int,
 ) -> None:
     """Check this machine and the cluster, and print what to fix."""
-    from skylark.cli.command_helpers import client_options
     from skylark.cli.up import user_data_folder
 
     context: CliContext = ctx.obj
     context.configure_logging("error")
-    client_options(namesrv)  # an invalid address is a usage error, not a finding
-    health, states = _query_cluster(namesrv)
+    client_options(given_namesrv())  # an invalid address is a usage error, not a finding
+    health, states = _query_cluster()
     found = [
         check_python(),
         check_ports((namesrv_port, broker_port - 2, broker_port, broker_port + 1), health),
@@ -93,7 +91,7 @@ def command(
         ctx.exit(ExitCode.FAILED)
 
 
-def _query_cluster(namesrv: str | None) -> tuple[HealthReport, tuple[BrokerState, ...]]:
+def _query_cluster() -> tuple[HealthReport, tuple[BrokerState, ...]]:
     """The health of all servers and the state of the brokers; unreachable servers are no error."""
     from skylark.admin.admin_client import Admin
 
@@ -107,7 +105,7 @@ def _query_cluster(namesrv: str | None) -> tuple[HealthReport, tuple[BrokerState
         except SkylarkError:
             return health, ()
 
-    return call_admin(namesrv, query, timeout_s=TIMEOUT_S)
+    return call_admin(query, timeout_s=TIMEOUT_S)
 
 
 # ---- this machine --------------------------------------------------------------------------------

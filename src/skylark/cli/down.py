@@ -33,12 +33,6 @@ COLUMNS = ("data", "pid", "stopped", "seconds")
 LOOK_INTERVAL_S = 0.02
 
 
-class NothingRunsError(click.ClickException):
-    """No cluster runs."""
-
-    exit_code = ExitCode.NOT_FOUND
-
-
 @click.command("down", epilog="Example: skylark down --data ./data")
 @click.option(
     "--data",
@@ -46,9 +40,7 @@ class NothingRunsError(click.ClickException):
     help="Data folder of the cluster.  [default: the running one]",
 )
 @click.option("--all", "every", is_flag=True, help="Stop all clusters that are found.")
-@click.option(
-    "--timeout", metavar="TIME", default="60s", show_default=True, help="How long to wait."
-)
+@click.option("--timeout", metavar="TIME", default="60s", help="How long to wait.")
 @click.pass_context
 def command(ctx: click.Context, data: Path | None, every: bool, timeout: str) -> None:
     """Stop a cluster that skylark up started.
@@ -74,11 +66,12 @@ def command(ctx: click.Context, data: Path | None, every: bool, timeout: str) ->
 
 
 def _find_in(data: Path) -> list[Supervisor]:
+    from skylark.admin.errors import NotFoundError
     from skylark.launch.data_folder_lock import Supervisor
 
     supervisor = Supervisor.find(data)
     if supervisor is None:
-        raise NothingRunsError(f"no skylark up runs on {data}")
+        raise NotFoundError(f"no skylark up runs on {data}")
     return [supervisor]
 
 
@@ -86,6 +79,7 @@ def _find_all() -> list[Supervisor]:
     """Clusters on the user's data folder, and detached ones on temporary folders."""
     import tempfile
 
+    from skylark.admin.errors import NotFoundError
     from skylark.core.errors import SkylarkError
     from skylark.launch.data_folder_lock import LOCK_NAME, Supervisor
 
@@ -101,7 +95,7 @@ def _find_all() -> list[Supervisor]:
             elif other is not None:
                 other.close()
     if not found:
-        raise NothingRunsError(
+        raise NotFoundError(
             f"no skylark up runs on {own}, and none detached on a temporary folder:"
             " if it has another folder, give --data"
         )

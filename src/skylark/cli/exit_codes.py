@@ -41,12 +41,6 @@ class UnreachableError(click.ClickException):
     exit_code = ExitCode.UNREACHABLE
 
 
-class TopicMissingError(click.ClickException):
-    """The topic does not exist."""
-
-    exit_code = ExitCode.NOT_FOUND
-
-
 def exit_code(error: Exception) -> ExitCode:
     """The exit code for an error that ended a command."""
     from skylark.admin.errors import NotFoundError
@@ -96,6 +90,7 @@ def error_message(error: Exception) -> str:
 @contextmanager
 def translated_errors(topic: str) -> Iterator[None]:
     """Turn errors of clients into CLI errors: with exit code, and what to do at the shell."""
+    from skylark.admin.errors import NotFoundError
     from skylark.core.errors import (
         NoNameServerError,
         NoRouteError,
@@ -111,7 +106,7 @@ def translated_errors(topic: str) -> Iterator[None]:
             f"{error.message}{then} one with skylark up, or give its address with -n HOST:PORT"
         ) from error
     except NoRouteError as error:
-        raise TopicMissingError(
+        raise NotFoundError(
             f"topic {topic} does not exist, or none of its brokers runs:"
             f" create it with skylark topic create {topic}"
         ) from error

@@ -48,6 +48,27 @@ def show_settings(config: Config) -> None:
     click.echo(to_properties(config), nl=False)
 
 
+def read_settings(config_file: Path | None, path_key: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The settings of ``-c`` and the environment, and the variables that they may contain.
+
+    ``path_key``: the setting that holds the path of the file.
+    """
+    import os
+
+    from skylark.core.config import parse_properties
+
+    given: dict[str, str] = {}
+    if "ROCKETMQ_SERIALIZE_TYPE" in os.environ:
+        given["rocketmq.serialize.type"] = os.environ["ROCKETMQ_SERIALIZE_TYPE"]
+    if config_file is not None:
+        given.update(parse_properties(config_file.read_bytes()))
+        given[path_key] = str(config_file)
+    variables = {"user.home": str(Path.home())}
+    if "ROCKETMQ_HOME" in os.environ:
+        variables["ROCKETMQ_HOME"] = os.environ["ROCKETMQ_HOME"]
+    return given, variables
+
+
 logger = logging.getLogger(__name__)
 
 
@@ -80,6 +101,22 @@ def run_server(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
             # The address cannot be bound: a local failure, not an unreachable server.
             raise click.ClickException(str(error)) from error
         raise
+
+
+async def run_until(work: Coroutine[Any, Any, object], stop: asyncio.Event) -> None:
+    """Run ``work`` until it ends or ``stop`` is set, which cancels it; raises its error."""
+    import asyncio
+
+    task = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        stopping.cancel()
+        task.cancel()
+        await asyncio.wait({task})
 
 
 async def _until_signal(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:

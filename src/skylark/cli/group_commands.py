@@ -20,23 +20,45 @@ from skylark.cli.command_helpers import (
     group_argument,
     namesrv_option,
     parse_position,
-    to_plain,
     warn_about_failures,
     yes_option,
 )
+from skylark.cli.output import Columns, records
 
 if TYPE_CHECKING:
     from skylark.admin.admin_client import Admin
-    from skylark.admin.group_operations import GroupDescription, GroupListing, GroupSummary
+    from skylark.admin.group_operations import GroupListing, GroupSummary
     from skylark.admin.offset_reset_plan import GroupReset, ResetPlan
 
 LIST_COLUMNS = ("group", "brokers", "members", "model", "lag")
-QUEUE_COLUMNS = (
-    "topic", "broker", "queue", "broker_offset", "consumer_offset", "lag", "in_flight",
-    "consumed_up_to", "client_id",
-)  # fmt: skip
-PLAN_COLUMNS = ("topic", "broker", "queue", "committed", "new_offset", "min", "max", "step")
-DONE_COLUMNS = ("topic", "broker", "queue", "old_offset", "offset")
+QUEUE_COLUMNS: Columns = {
+    "topic": "queue.topic",
+    "broker": "queue.broker_name",
+    "queue": "queue.queue_id",
+    "broker_offset": "broker_offset",
+    "consumer_offset": "consumer_offset",
+    "lag": "lag",
+    "in_flight": "in_flight",
+    "consumed_up_to": lambda entry: format_time(entry.last_time_ms),  # store time
+    "client_id": "client_id",
+}
+PLAN_COLUMNS: Columns = {
+    "topic": "queue.topic",
+    "broker": "queue.broker_name",
+    "queue": "queue.queue_id",
+    "committed": "committed",
+    "new_offset": "new_offset",
+    "min": "min_offset",
+    "max": "max_offset",
+    "step": "step",
+}
+DONE_COLUMNS: Columns = {
+    "topic": "queue.topic",
+    "broker": "queue.broker_name",
+    "queue": "queue.queue_id",
+    "old_offset": "old_offset",
+    "offset": "offset",
+}
 #: Groups that are queried concurrently for members and lag.
 GROUPS_AT_ONCE = 8
 
@@ -55,7 +77,7 @@ def command() -> None:
 @namesrv_option
 @click.option("--all", "with_internal", is_flag=True, help="Also the internal groups of RocketMQ.")
 @click.pass_obj
-def list_groups(context: CliContext, namesrv: str | None, with_internal: bool) -> None:
+def list_groups(context: CliContext, with_internal: bool) -> None:
     """List the groups, with their connected members and lag."""
     from skylark.admin.errors import NotFoundError
     from skylark.admin.fan_out import few_at_a_time
@@ -82,7 +104,7 @@ def list_groups(context: CliContext, namesrv: str | None, with_internal: bool) -
         listing = await groups.all(with_internal=with_internal)
         return listing, await few_at_a_time(listing.groups, row, GROUPS_AT_ONCE)
 
-    listing, rows = call_admin(namesrv, listed)
+    listing, rows = call_admin(listed)
     context.output.rows(LIST_COLUMNS, rows)
     warn_about_failures(context, listing.failures)
 
@@ -92,30 +114,29 @@ def list_groups(context: CliContext, namesrv: str | None, with_internal: bool) -
 @namesrv_option
 @click.option("--owners", is_flag=True, help="Ask each member which queues it reads.")
 @click.pass_obj
-def describe(context: CliContext, group: str, namesrv: str | None, owners: bool) -> None:
+def describe(context: CliContext, group: str, owners: bool) -> None:
     """Show lag per queue, members, subscriptions and settings of a group."""
     import msgspec
 
-    found = call_admin(namesrv, lambda admin: admin.groups.describe(group, with_owners=owners))
+    found = call_admin(lambda admin: admin.groups.describe(group, with_owners=owners))
+    queues = records(QUEUE_COLUMNS, found.progress.queues)
+    if not found.is_online:  # nothing is in flight: what members had pulled is delivered again
+        queues = [{**queue, "in_flight": 0} for queue in queues]
     if context.output.is_json:
-        document = {**to_plain(found), "lag": found.progress.lag}
-        document["progress"]["queues"] = _queue_rows(found)
-        context.output.record(document)
+        progress = {**msgspec.structs.asdict(found.progress), "queues": queues}
+        document = {**msgspec.structs.asdict(found), "progress": progress}
+        context.output.record({**document, "lag": found.progress.lag})
         return
-    columns = QUEUE_COLUMNS if owners else QUEUE_COLUMNS[:-1]
-    context.output.rows(columns, _queue_rows(found))
+    columns = [column for column in QUEUE_COLUMNS if owners or column != "client_id"]
+    context.output.rows(columns, queues)
     members = found.members
     if members.members:
         context.output.gap()
         context.output.rows(
-            ("client_id", "address", "language", "version", "brokers"),
-            map(msgspec.structs.asdict, members.members),
+            ("client_id", "address", "language", "version", "brokers"), members.members
         )
         context.output.gap()
-        context.output.rows(
-            ("topic", "expression", "expression_type"),
-            map(msgspec.structs.asdict, members.subscriptions),
-        )
+        context.output.rows(("topic", "expression", "expression_type"), members.subscriptions)
     context.output.gap()
     context.output.record(
         {
@@ -134,26 +155,6 @@ def describe(context: CliContext, group: str, namesrv: str | None, owners: bool)
             " skipped; use a separate group for each application"
         )
     warn_about_failures(context, found.failures)
-
-
-def _queue_rows(found: GroupDescription) -> list[dict[str, object]]:
-    return [
-        {
-            "topic": entry.queue.topic,
-            "broker": entry.queue.broker_name,
-            "queue": entry.queue.queue_id,
-            "broker_offset": entry.broker_offset,
-            "consumer_offset": entry.consumer_offset,
-            "lag": entry.lag,
-            # Without members nothing is in flight: what they had pulled is delivered again.
-            "in_flight": entry.in_flight if found.is_online else 0,
-            "consumed_up_to": format_time(
-                entry.last_time_ms
-            ),  # store time of the last consumed message
-            "client_id": entry.client_id,
-        }
-        for entry in found.progress.queues
-    ]
 
 
 # ---- offset resets -------------------------------------------------------------------------------
@@ -182,7 +183,6 @@ def reset_offset(
     context: CliContext,
     group: str,
     topic: str,
-    namesrv: str | None,
     where: str,
     broker: str | None,
     queue_id: int | None,
@@ -192,10 +192,9 @@ def reset_offset(
     """Reset the offsets of a group in a topic; shows the new offsets first."""
     to = parse_position(where, "--to")
     plan = call_admin(
-        namesrv,
         lambda admin: admin.offsets.plan_reset(group, topic, to, broker=broker, queue_id=queue_id),
     )
-    _apply_plans(context, namesrv, [plan], dry_run=dry_run, yes=yes)
+    _apply_plans(context, [plan], dry_run=dry_run, yes=yes)
 
 
 @command.command("skip", epilog="Example: skylark group skip billing orders --yes")
@@ -209,28 +208,25 @@ def skip(
     context: CliContext,
     group: str,
     topic: str | None,
-    namesrv: str | None,
     dry_run: bool,
     yes: bool,
 ) -> None:
     """Skip the backlog of one topic, or of all topics and retries."""
-    plans = call_admin(namesrv, lambda admin: admin.offsets.plan_skip(group, topic))
-    _apply_plans(context, namesrv, plans, dry_run=dry_run, yes=yes)
+    plans = call_admin(lambda admin: admin.offsets.plan_skip(group, topic))
+    _apply_plans(context, plans, dry_run=dry_run, yes=yes)
 
 
-def _apply_plans(
-    context: CliContext, namesrv: str | None, plans: list[ResetPlan], *, dry_run: bool, yes: bool
-) -> None:
+def _apply_plans(context: CliContext, plans: list[ResetPlan], *, dry_run: bool, yes: bool) -> None:
     """Show the plans; unless it is a dry run, ask for confirmation and apply them."""
-    preview = [_plan_row(plan, number) for plan in plans for number in range(len(plan.queues))]
+    preview = [queue for plan in plans for queue in plan.queues]
     if dry_run:
         context.output.rows(PLAN_COLUMNS, preview)
         return
     if not context.output.is_json:  # JSON output is one document: the result
         context.output.rows(PLAN_COLUMNS, preview)
         context.output.gap()
-    again = sum(max(0, -queue.step) for plan in plans for queue in plan.queues)
-    left_out = sum(max(0, queue.step) for plan in plans for queue in plan.queues)
+    again = sum(max(0, -queue.step) for queue in preview)
+    left_out = sum(max(0, queue.step) for queue in preview)
     group = plans[0].group
     confirm(
         f"{group}: {again} messages will be consumed again, {left_out} skipped. Continue?", yes=yes
@@ -239,39 +235,12 @@ def _apply_plans(
     async def apply(admin: Admin) -> list[GroupReset]:
         return [await admin.offsets.apply(plan) for plan in plans]
 
-    done = call_admin(namesrv, apply)
-    context.output.rows(
-        DONE_COLUMNS,
-        (
-            {
-                "topic": reset.topic,
-                "broker": queue.queue.broker_name,
-                "queue": queue.queue.queue_id,
-                "old_offset": queue.old_offset,
-                "offset": queue.offset,
-            }
-            for reset in done
-            for queue in reset.queues
-        ),
-    )
+    done = call_admin(apply)
+    context.output.rows(DONE_COLUMNS, [queue for reset in done for queue in reset.queues])
     if any(reset.by_members for reset in done):
         context.output.info(
             "the brokers have notified the members; offsets change when the members have applied it"
         )
-
-
-def _plan_row(plan: ResetPlan, number: int) -> dict[str, object]:
-    entry = plan.queues[number]
-    return {
-        "topic": plan.topic,
-        "broker": entry.queue.broker_name,
-        "queue": entry.queue.queue_id,
-        "committed": entry.committed,
-        "new_offset": entry.new_offset,
-        "min": entry.min_offset,
-        "max": entry.max_offset,
-        "step": entry.step,
-    }
 
 
 # ---- delete --------------------------------------------------------------------------------------
@@ -283,18 +252,16 @@ def _plan_row(plan: ResetPlan, number: int) -> dict[str, object]:
 @click.option("--keep-data", is_flag=True, help="Keep its offsets, retries and dead letters.")
 @yes_option
 @click.pass_obj
-def delete(
-    context: CliContext, group: str, namesrv: str | None, keep_data: bool, yes: bool
-) -> None:
+def delete(context: CliContext, group: str, keep_data: bool, yes: bool) -> None:
     """Delete a group with its offsets, retries and dead letters."""
-    members = call_admin(namesrv, lambda admin: admin.groups.members(group)).members
+    members = call_admin(lambda admin: admin.groups.members(group)).members
     if members:
         context.output.info(
             f"{len(members)} connected members would create the group again: stop them first"
         )
     what = "" if keep_data else " with its offsets, retries and dead letters"
     confirm(f"Delete {group}{what} permanently?", yes=yes)
-    brokers = call_admin(namesrv, lambda admin: admin.groups.delete(group, with_data=not keep_data))
+    brokers = call_admin(lambda admin: admin.groups.delete(group, with_data=not keep_data))
     context.output.rows(
         ("group", "broker", "deleted"),
         ({"group": group, "broker": broker, "deleted": True} for broker in brokers),

@@ -177,14 +177,15 @@ def _report(ctx: click.Context, error: Exception) -> NoReturn:
 
 
 @click.group(
-    cls=RootGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=RootGroup,
+    table=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.option(
     "--output",
     "output_format",
     type=click.Choice(["table", "json"]),
     default="table",
-    show_default=True,
     help="Output format.",
 )
 @click.option(
@@ -196,7 +197,6 @@ def _report(ctx: click.Context, error: Exception) -> NoReturn:
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
-    show_default=True,
     help="Format of log lines on stderr.",
 )
 @click.option("--debug", is_flag=True, help="Print a traceback with an error.")

@@ -7,6 +7,7 @@ topic (without ``--topic`` in all topics), and the offset message id, which name
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import click
@@ -19,11 +20,10 @@ from skylark.cli.command_helpers import (
     format_time,
     namesrv_option,
     parse_time,
-    to_plain,
     topic_argument,
     warn_about_failures,
 )
-from skylark.cli.output import Output
+from skylark.cli.output import Columns, Output
 
 if TYPE_CHECKING:
     from skylark.admin.admin_client import Admin
@@ -61,7 +61,6 @@ def command() -> None:
 def get(
     context: CliContext,
     message_id: str | None,
-    namesrv: str | None,
     topic: str | None,
     key: str | None,
     trace: bool,
@@ -95,7 +94,7 @@ def get(
             context.output.info(str(error))
             return None
 
-    show_message(context.output, call_admin(namesrv, found))
+    show_message(context.output, call_admin(found))
 
 
 @command.command("query", epilog="Example: skylark message query orders --from 30m --limit 20")
@@ -111,14 +110,12 @@ def get(
     "--limit",
     type=click.IntRange(min=1),
     default=64,
-    show_default=True,
     help="Maximum number: the oldest, or with --key the newest.",
 )
 @click.pass_obj
 def query(
     context: CliContext,
     topic: str,
-    namesrv: str | None,
     begin: str | None,
     end: str | None,
     key: str | None,
@@ -142,8 +139,8 @@ def query(
         )
         return [message async for message in messages]
 
-    messages = call_admin(namesrv, found)
-    context.output.rows(QUERY_COLUMNS, map(query_row, messages))
+    messages = call_admin(found)
+    context.output.rows(QUERY_COLUMNS, messages)
     if len(messages) == limit:
         context.output.info(f"there may be more than {limit}: raise --limit")
 
@@ -163,7 +160,6 @@ def query(
 def explain(
     context: CliContext,
     message_id: str | None,
-    namesrv: str | None,
     topic: str | None,
     group: str | None,
 ) -> None:
@@ -180,10 +176,10 @@ def explain(
             return [await admin.messages.explain_group(group or "", topic=topic)]
         return await admin.messages.explain(message_id, topic=topic, group=group)
 
-    found = call_admin(namesrv, accounts)
+    found = call_admin(accounts)
     if context.output.is_json:
         columns = ("message_id", "topic", "group", "consumed", "verdict", "checks", "failures")
-        context.output.rows(columns, map(to_plain, found))
+        context.output.rows(columns, found)
         return
     for number, account in enumerate(found):
         if number:
@@ -212,23 +208,8 @@ def _show_account(context: CliContext, account: Explanation) -> None:
     context.output.rows(("status", "check", "finding"), rows)
 
 
-QUERY_COLUMNS = ("msg_id", "broker", "queue", "offset", "stored", "tag", "keys", "body")
 #: Maximum characters of a body in a list.
 BODY_SHOWN_MAX = 60
-
-
-def query_row(message: MessageExt) -> dict[str, object]:
-    """The row of a message in a list."""
-    return {
-        "msg_id": message.msg_id,
-        "broker": message.broker_name,
-        "queue": message.queue_id,
-        "offset": message.queue_offset,
-        "stored": format_time(message.record.store_timestamp),
-        "tag": message.tag,
-        "keys": message.keys,
-        "body": short_body(message),
-    }
 
 
 def short_body(message: MessageExt) -> str:
@@ -240,6 +221,18 @@ def short_body(message: MessageExt) -> str:
         return f"({found.body_size} bytes)"
     is_cut = found.is_cut or len(found.body) > BODY_SHOWN_MAX
     return found.body[:BODY_SHOWN_MAX] + ("..." if is_cut else "")
+
+
+QUERY_COLUMNS: Columns = {
+    "msg_id": "msg_id",
+    "broker": "broker_name",
+    "queue": "queue_id",
+    "offset": "queue_offset",
+    "stored": lambda message: format_time(message.record.store_timestamp),
+    "tag": "tag",
+    "keys": "keys",
+    "body": short_body,
+}
 
 
 def show_message(
@@ -258,7 +251,7 @@ def show_message(
             assert isinstance(time_ms, int)
             document[name] = format_time(time_ms)
         if trace is not None:
-            document["trace"] = to_plain(trace)
+            document["trace"] = trace
         documents.append(document)
     if output.is_json:
         columns = dict.fromkeys(name for document in documents for name in document)
@@ -282,34 +275,21 @@ def show_message(
 
 
 def _show_trace(output: Output, trace: MessageTrace) -> None:
-    rows: list[dict[str, object]] = [
-        {
-            "event": "sent",
-            "time": format_time(sent.time_ms),
-            "group": sent.group,
-            "took_ms": sent.cost_ms,
-            "success": sent.success,
-        }
-        for sent in trace.sends
+    rows: list[tuple[object, ...]] = [
+        ("sent", sent.time_ms, sent.group, sent.cost_ms, sent.success) for sent in trace.sends
     ]
     rows += [
-        {
-            "event": f"transaction {end.state}",
-            "time": format_time(end.time_ms),
-            "group": end.group,
-            "took_ms": None,
-            "success": True,
-        }
+        (f"transaction {end.state}", end.time_ms, end.group, None, True)
         for end in trace.transactions
     ]
-    rows += [
-        {
-            "event": "delivered",
-            "time": format_time(each.time_ms),
-            "group": each.group,
-            "took_ms": None if each.after is None else each.after.cost_ms,
-            "success": None if each.after is None else each.after.success,
-        }
-        for each in trace.deliveries
-    ]
-    output.rows(("event", "time", "group", "took_ms", "success"), rows)
+    for each in trace.deliveries:
+        after = (None, None) if each.after is None else (each.after.cost_ms, each.after.success)
+        rows.append(("delivered", each.time_ms, each.group, *after))
+    columns: Columns = {
+        "event": itemgetter(0),
+        "time": lambda row: format_time(row[1]),
+        "group": itemgetter(2),
+        "took_ms": itemgetter(3),
+        "success": itemgetter(4),
+    }
+    output.rows(columns, rows)

@@ -17,6 +17,7 @@ from skylark.cli.cli_context import CliContext
 from skylark.cli.foreground_server import (
     config_file_option,
     print_config_option,
+    read_settings,
     run_server,
     show_settings,
 )
@@ -47,20 +48,10 @@ def command(
 
 
 def _load(config_file: Path | None) -> NamesrvConfig:
-    import os
-
-    from skylark.core.config import load, parse_properties
+    from skylark.core.config import load
     from skylark.namesrv.config import NamesrvConfig
 
-    properties = {}
-    if "ROCKETMQ_SERIALIZE_TYPE" in os.environ:
-        properties["rocketmq.serialize.type"] = os.environ["ROCKETMQ_SERIALIZE_TYPE"]
-    if config_file is not None:
-        properties.update(parse_properties(config_file.read_bytes()))
-        properties["configStorePath"] = str(config_file)
-    variables = {"user.home": str(Path.home())}
-    if "ROCKETMQ_HOME" in os.environ:
-        variables["ROCKETMQ_HOME"] = os.environ["ROCKETMQ_HOME"]
+    properties, variables = read_settings(config_file, "configStorePath")
     return load(NamesrvConfig, properties, variables=variables)
 
 

@@ -21,11 +21,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from enum import Enum
+from operator import attrgetter
 from pathlib import PurePath
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 OutputFormat = Literal["table", "json"]
 Record = Mapping[str, object]
+#: Names of columns; as a mapping, with the attribute (``queue.queue_id``) or the function that
+#: gives the value of a column.
+Columns = Sequence[str] | Mapping[str, str | Callable[[Any], object]]
 
 _GAP = "  "
 
@@ -56,6 +60,8 @@ def _plain(value: object) -> object:
         return str(value)
     if isinstance(value, set | frozenset):
         return sorted(value)
+    if fields := getattr(value, "__struct_fields__", None):  # of a msgspec.Struct
+        return {name: getattr(value, name) for name in fields}
     return value
 
 
@@ -84,6 +90,18 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool | Enum)
 
 
+def records(columns: Columns, items: Iterable[Any]) -> list[dict[str, object]]:
+    """The values of columns for each item; an item is a mapping or has attributes."""
+    getters = columns if isinstance(columns, Mapping) else dict(zip(columns, columns, strict=True))
+    return [{name: _value(item, get) for name, get in getters.items()} for item in items]
+
+
+def _value(item: Any, get: str | Callable[[Any], object]) -> object:
+    if not isinstance(get, str):
+        return get(item)
+    return item.get(get) if isinstance(item, Mapping) else attrgetter(get)(item)
+
+
 class Output:
     """Prints the results and notes of one command."""
 
@@ -97,21 +115,20 @@ class Output:
         """Whether the output is JSON: then a command prints one document."""
         return self._format == "json"
 
-    def rows(self, columns: Sequence[str], rows: Iterable[Record]) -> None:
-        """Print records: a table with ``columns``, or a JSON array of objects with them.
+    def rows(self, columns: Columns, items: Iterable[Any]) -> None:
+        """Print :func:`records`: a table with ``columns``, or a JSON array of objects with them.
 
         Column names are snake_case; a table shows ``queue_id`` as ``QUEUE ID``. A column whose
         values are all numbers is aligned to the right.
         """
-        records = list(rows)
+        rows = records(columns, items)
         if self._format == "json":
-            self._json([{column: record.get(column) for column in columns} for record in records])
+            self._json(rows)
             return
         numeric = [
-            bool(records) and all(_is_number(record.get(column)) for record in records)
-            for column in columns
+            bool(rows) and all(_is_number(row[column]) for row in rows) for column in columns
         ]
-        cells = [[cell_text(record.get(column)) for column in columns] for record in records]
+        cells = [[cell_text(row[column]) for column in columns] for row in rows]
         headings = [_heading(column) for column in columns]
         if self._stdout.isatty():
             self._rich_table(headings, numeric, cells)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import call_admin, duration_s, namesrv_option
+from skylark.cli.command_helpers import call_admin, duration_s, given_namesrv, namesrv_option
 from skylark.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -19,16 +19,13 @@ COLUMNS = ("server", "role", "address", "answer_ms", "problem")
 
 @click.command("ping", epilog="Example: skylark ping --timeout 2s || echo down")
 @namesrv_option
-@click.option(
-    "--timeout", metavar="TIME", default="3s", show_default=True, help="Timeout of each request."
-)
+@click.option("--timeout", metavar="TIME", default="3s", help="Timeout of each request.")
 @click.option("--namesrv-only", is_flag=True, help="Check only name servers, no brokers.")
 @click.option("--broker", metavar="HOST:PORT", help="Check only this broker, no name servers.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing; only set the exit code.")
 @click.pass_context
 def command(
     ctx: click.Context,
-    namesrv: str | None,
     timeout: str,
     namesrv_only: bool,
     broker: str | None,
@@ -38,7 +35,7 @@ def command(
 
     Exit code 0 if all of them do, and 3 if one does not, or if no broker is registered.
     """
-    if broker is not None and (namesrv is not None or namesrv_only):
+    if broker is not None and (given_namesrv() is not None or namesrv_only):
         raise click.UsageError("--broker uses no name server: leave out -n and --namesrv-only")
     context: CliContext = ctx.obj
     context.configure_logging("error")  # the result lists servers that do not respond
@@ -54,11 +51,9 @@ def command(
     timeout_s = duration_s(timeout, "--timeout")
     if not timeout_s:
         raise click.BadParameter("must be more than 0", param_hint="--timeout")
-    report = call_admin(namesrv, check, timeout_s=timeout_s)
+    report = call_admin(check, timeout_s=timeout_s)
     if not quiet:
-        import msgspec
-
-        context.output.rows(COLUMNS, map(msgspec.structs.asdict, report.servers))
+        context.output.rows(COLUMNS, report.servers)
     if broker is not None:
         if report.servers[0].answer_ms is None:
             ctx.exit(ExitCode.UNREACHABLE)

@@ -7,26 +7,35 @@ that most mistakes are reported before a Spark session starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.job.job_options import MoveBar, bars, stopping
+from skylark.cli.command_helpers import combined, confirm
+from skylark.cli.exit_codes import UnreachableError
+from skylark.cli.job.job_options import ProgressBar, bars, stopping
+from skylark.cli.output import records
 
 if TYPE_CHECKING:
-    from skylark.spark.jobs.job_runner import JobProgress
     from skylark.spark.pipelines.pipeline_file import Pipeline, PipelineFile
     from skylark.spark.pipelines.pipeline_plan import PipelinePlan
-    from skylark.spark.pipelines.pipeline_reset import ResetPlan
     from skylark.spark.pipelines.pipeline_runner import Session
     from skylark.spark.pipelines.pipeline_start import Start
     from skylark.spark.pipelines.pipeline_status import PipelineStatus
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+QUEUE_COLUMNS = ("topic", "broker", "queue", "committed", "end", "lag")
+MOVE_COLUMNS = {
+    "topic": "queue.topic",
+    "broker": "queue.broker_name",
+    "queue": "queue.queue_id",
+    "old": "old",
+    "new": "new",
+    "end": "end",
+}
 
 
 @click.group("pipeline")
@@ -34,10 +43,11 @@ def command() -> None:
     """Run the pipelines of a YAML file on Spark."""
 
 
-def file_and_names(decorated: Decorated) -> Decorated:
-    """Add the arguments ``FILE [NAME]...``: all pipelines of the file, or some."""
-    names = click.argument("names", metavar="[NAME]...", nargs=-1)
-    return click.argument("file", type=click.Path(path_type=Path))(names(decorated))
+#: All pipelines of a file, or some.
+file_and_names = combined(
+    click.argument("file", type=click.Path(path_type=Path)),
+    click.argument("names", metavar="[NAME]...", nargs=-1),
+)
 
 
 # ---- check and plan ------------------------------------------------------------------------------
@@ -62,21 +72,15 @@ def check(context: CliContext, file: Path, names: tuple[str, ...], executors: bo
     if not (executors and context.output.is_json):
         context.output.rows(columns, map(_plan_record, plans))
     if problems:
-        from skylark.cli.exit_codes import UnreachableError
-
         raise UnreachableError(f"executors cannot reach {'; '.join(problems)}")
     context.output.info(f"{file.name}: no problems found")
 
 
 def _check_executors(context: CliContext, spark: Session, pipelines: list[Pipeline]) -> list[str]:
-    import msgspec
-
     from skylark.spark.pipelines.pipeline_plan import broker_addresses, try_from_executors
 
     reached = try_from_executors(spark, broker_addresses(pipelines))
-    context.output.rows(
-        ("host", "address", "tasks", "problem"), map(msgspec.structs.asdict, reached)
-    )
+    context.output.rows(("host", "address", "tasks", "problem"), reached)
     context.output.gap()
     return [f"{each.address} from {each.host}: {each.problem}" for each in reached if each.problem]
 
@@ -174,32 +178,24 @@ def run(context: CliContext, file: Path, names: tuple[str, ...], available_now: 
     SIGTERM and Ctrl-C stop it after the current batches; the next run continues there. A second
     signal ends it at once.
     """
-    import msgspec
-
     with _planning(context, file, names, strict=False) as (spark, document, starts):
         from skylark.spark.pipelines.pipeline_runner import run_pipelines
 
         chosen = [pipeline for pipeline, _ in starts]
         with stopping() as stop, bars(context, [each.name for each in chosen]) as move:
-            watcher = _Bars(move)
             runs = run_pipelines(
-                spark, document, chosen, watcher=watcher, stop=stop, available_now=available_now
+                spark,
+                document,
+                chosen,
+                watcher=ProgressBar(move),
+                stop=stop,
+                available_now=available_now,
             )
     columns = ("pipeline", "state", "batches", "rows", "seconds", "lag", "problem")
-    context.output.rows(columns, map(msgspec.structs.asdict, runs))
+    context.output.rows(columns, runs)
     problems = [each.problem for each in runs if each.problem is not None]
     if problems:
         raise click.ClickException("; ".join(problems))
-
-
-class _Bars:
-    """The progress bars of pipelines, in the form that the runner expects."""
-
-    def __init__(self, move: MoveBar) -> None:
-        self._move = move
-
-    def progress(self, name: str, now: JobProgress) -> None:
-        self._move(name, now)
 
 
 # ---- status and reset ----------------------------------------------------------------------------
@@ -215,48 +211,23 @@ def status(context: CliContext, file: Path, names: tuple[str, ...]) -> None:
     document = _load(file)
     with _connections():
         found = list(pipeline_statuses(document, names))
-    columns = ("pipeline", "batch", "unfinished", "lag", "changed", "checkpoint")
+    columns = {
+        "pipeline": "name",
+        **{name: name for name in ("batch", "unfinished", "lag", "changed", "checkpoint")},
+    }
     if context.output.is_json:
-        context.output.rows((*columns, "queues", "problem"), map(_status_record, found))
+        context.output.rows({**columns, "queues": _queues, "problem": "problem"}, found)
     else:
-        context.output.rows(columns, map(_status_record, found))
+        context.output.rows(columns, found)
         context.output.gap()
-        queues: list[Any] = []
-        for each in found:
-            queues += ({"pipeline": each.name, **row} for row in _queue_records(each))
-        wanted = ("pipeline", "topic", "broker", "queue", "committed", "end", "lag")
-        context.output.rows(wanted, queues)
+        queues = [{"pipeline": each.name, **row} for each in found for row in _queues(each)]
+        context.output.rows(("pipeline", *QUEUE_COLUMNS), queues)
     if problems := sorted({each.problem for each in found if each.problem is not None}):
-        from skylark.cli.exit_codes import UnreachableError
-
         raise UnreachableError("; ".join(problems))
 
 
-def _status_record(each: PipelineStatus) -> dict[str, object]:
-    return {
-        "pipeline": each.name,
-        "batch": each.batch,
-        "unfinished": each.unfinished,
-        "lag": each.lag,
-        "changed": each.changed,
-        "checkpoint": each.checkpoint,
-        "queues": _queue_records(each),
-        "problem": each.problem,
-    }
-
-
-def _queue_records(each: PipelineStatus) -> list[dict[str, object]]:
-    return [
-        {
-            "topic": queue.topic,
-            "broker": queue.broker,
-            "queue": queue.queue,
-            "committed": queue.committed,
-            "end": queue.end,
-            "lag": queue.lag,
-        }
-        for queue in each.queues
-    ]
+def _queues(each: PipelineStatus) -> list[dict[str, object]]:
+    return records(QUEUE_COLUMNS, each.queues)
 
 
 @command.command("reset", epilog="Example: skylark pipeline reset orders.yaml alerts --to -2h")
@@ -295,8 +266,12 @@ def reset(
         )
     with _connections():
         plans = [plan_reset(document, each, wanted) for each in document.chosen(names)]
-        columns = ("pipeline", "topic", "broker", "queue", "old", "new", "end")
-        moves = [row for each in plans for row in _moves(each)]
+        moves = [
+            {"pipeline": each.pipeline.name, **move}
+            for each in plans
+            for move in records(MOVE_COLUMNS, each.moves)
+        ]
+        columns = ("pipeline", *MOVE_COLUMNS)
         if dry_run or not context.output.is_json:
             context.output.rows(columns, moves)
         for each in plans:
@@ -305,29 +280,13 @@ def reset(
         if dry_run:
             context.output.info("dry run: nothing was written")
             return
-        if not yes:
-            click.confirm("Start there at the next run?", abort=True, err=True)
+        confirm("Start there at the next run?", yes=yes)
         folders = {each.pipeline.name: each.write() for each in plans}
     if context.output.is_json:
         rows = [{**move, "checkpoint": folders[str(move["pipeline"])]} for move in moves]
         context.output.rows((*columns, "checkpoint"), rows)
     for name, folder in folders.items():
         context.output.info(f"pipeline {name} continues with {folder}")
-
-
-def _moves(each: ResetPlan) -> list[dict[str, object]]:
-    return [
-        {
-            "pipeline": each.pipeline.name,
-            "topic": move.queue.topic,
-            "broker": move.queue.broker_name,
-            "queue": move.queue.queue_id,
-            "old": move.old,
-            "new": move.new,
-            "end": move.end,
-        }
-        for move in each.moves
-    ]
 
 
 # ---- common --------------------------------------------------------------------------------------

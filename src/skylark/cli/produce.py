@@ -30,6 +30,7 @@ from skylark.cli.command_helpers import (
     client_options,
     complete_topics,
     duration_s,
+    given_namesrv,
     key_value,
     namesrv_option,
 )
@@ -102,7 +103,6 @@ class Common:
     "repeats",
     type=click.IntRange(min=1),
     default=1,
-    show_default=True,
     help="How many times to send each message.",
 )
 @click.option(
@@ -130,7 +130,6 @@ def command(
     context: CliContext,
     topic: str,
     bodies: tuple[str, ...],
-    namesrv: str | None,
     tag: str | None,
     keys: tuple[str, ...],
     properties: tuple[str, ...],
@@ -182,7 +181,7 @@ def command(
         if batch_size is not None:
             sending.batch_size = batch_size
         sending.rate = rate
-        asyncio.run(sending.run(client_options(namesrv), pieces))
+        asyncio.run(sending.run(client_options(given_namesrv()), pieces))
 
 
 def _chunk_size(batch_size: int | None, rate: float | None) -> int:

@@ -19,12 +19,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import confirm, key_value, yes_option
+from skylark.cli.command_helpers import combined, confirm, key_value, yes_option
 from skylark.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -40,40 +40,29 @@ file with -c, or single ones with --set, for example --set maxHashSlotNum=500000
 """
 
 
-class _NotFoundError(click.ClickException):
-    exit_code = ExitCode.NOT_FOUND
-
-
-class _NotAStoreError(click.ClickException):
-    exit_code = ExitCode.USAGE
-
-
 @click.group("store")
 def command() -> None:
     """Check, dump or repair the files of a message store."""
 
 
-def _store_options(function: Any) -> Any:
-    """Add the arguments of all subcommands: the directory and the settings of its broker."""
-    for decorate in (
-        click.option(
-            "--set",
-            "assignments",
-            metavar="KEY=VALUE",
-            multiple=True,
-            help="Setting of the broker by its Java name; repeatable.",
-        ),
-        click.option(
-            "-c",
-            "--configFile",
-            "config_file",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="The broker's properties file.",
-        ),
-        click.argument("directory", metavar="DIR", type=click.Path(path_type=Path)),
-    ):
-        function = decorate(function)
-    return function
+#: The arguments of all subcommands: the directory and the settings of its broker.
+_store_options = combined(
+    click.argument("directory", metavar="DIR", type=click.Path(path_type=Path)),
+    click.option(
+        "-c",
+        "--configFile",
+        "config_file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="The broker's properties file.",
+    ),
+    click.option(
+        "--set",
+        "assignments",
+        metavar="KEY=VALUE",
+        multiple=True,
+        help="Setting of the broker by its Java name; repeatable.",
+    ),
+)
 
 
 # ---- check ---------------------------------------------------------------------------------------
@@ -171,19 +160,24 @@ def _plain(value: object, root: Path) -> object:
     "--what",
     type=click.Choice(["records", "queues", "index"]),
     default="records",
-    show_default=True,
     help="Messages of the log, entries of the consume queues, or entries of the index.",
 )
 @click.option("--topic", metavar="TOPIC", help="Only this topic; not with --what index.")
 @click.option("--queue", "queue_id", type=int, help="Only this queue.")
-@click.option("--from", "first", type=click.IntRange(min=0), default=0, help="First queue offset.")
+@click.option(
+    "--from",
+    "first",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=False,
+    help="First queue offset.",
+)
 @click.option("--until", "end", type=click.IntRange(min=0), help="Queue offset to stop before.")
 @click.option(
     "--body",
     "body_form",
     type=click.Choice(["base64", "text", "none"]),
     default="base64",
-    show_default=True,
     help="Format of bodies; compressed ones are decompressed.",
 )
 @click.pass_obj
@@ -370,6 +364,8 @@ def _given(settings: dict[str, str], key: str, value: int) -> int | None:
 @contextmanager
 def _directory_errors(directory: Path) -> Iterator[None]:
     """Turn a DIR that is missing or not a store into an error with its exit code."""
+    from skylark.admin.errors import NotFoundError
+    from skylark.core.errors import ConfigError
     from skylark.store.errors import StoreFileError, StoreFileMissingError
     from skylark.store.inspection.store_directory import NotAStoreError
 
@@ -378,16 +374,13 @@ def _directory_errors(directory: Path) -> Iterator[None]:
     except StoreFileMissingError as error:
         if error.path != directory:
             raise
-        raise _NotFoundError(f"directory {directory} does not exist") from error
+        raise NotFoundError(f"directory {directory} does not exist") from error
     except NotAStoreError as error:
         # The data folder of `skylark up` contains a store per broker.
         below = sorted(str(log.parent) for log in directory.glob("*/commitlog"))
-        if below:
-            raise _NotAStoreError(
-                f"{directory} is not a store, but contains {', '.join(below)}"
-            ) from error
-        raise _NotAStoreError(str(error)) from error
+        found = f"{directory} is not a store, but contains {', '.join(below)}"
+        raise ConfigError(found if below else str(error)) from error
     except StoreFileError as error:
         if error.path == directory and directory.is_file():
-            raise _NotAStoreError(f"{directory} is a file, not a store directory") from error
+            raise ConfigError(f"{directory} is a file, not a store directory") from error
         raise

@@ -13,11 +13,11 @@ from skylark.cli.command_helpers import (
     format_time,
     key_value,
     namesrv_option,
-    to_plain,
     topic_argument,
     warn_about_failures,
     yes_option,
 )
+from skylark.cli.output import Columns, records
 
 if TYPE_CHECKING:
     from skylark.admin.admin_client import Admin
@@ -25,6 +25,31 @@ if TYPE_CHECKING:
 
 QUEUE_COUNT = click.IntRange(1, 65_536)
 PERM = click.Choice(["r", "w", "rw"])
+QUEUE_COLUMNS: Columns = {
+    "broker": "queue.broker_name",
+    "queue": "queue.queue_id",
+    "min_offset": "min_offset",
+    "max_offset": "max_offset",
+    "messages": "count",
+    "last_stored": lambda entry: format_time(entry.last_time_ms),
+}
+PART_COLUMNS: Columns = {
+    "broker": "broker",
+    "cluster": "cluster",
+    "read_queues": "read_queue_count",
+    "write_queues": "write_queue_count",
+    "perm": "perm",
+    "order": "order",
+    "attributes": lambda part: [f"{key}={part.attributes[key]}" for key in sorted(part.attributes)],
+}
+UPDATE_COLUMNS: Columns = {
+    "topic": "topic",
+    "broker": "broker",
+    "address": "address",
+    "read_queues": "read_queue_count",
+    "write_queues": "queue_count",
+    "perm": "perm",
+}
 
 cluster_option = click.option("--cluster", help="Only on the brokers of this cluster.")
 broker_option = click.option("--broker", help="Only on this broker.")
@@ -38,17 +63,8 @@ def command() -> None:
 @command.command("create", epilog="Example: skylark topic create orders --queues 4")
 @click.argument("topic")
 @namesrv_option
-@click.option(
-    "--queues",
-    "queue_count",
-    type=QUEUE_COUNT,
-    default=8,
-    show_default=True,
-    help="Queues per broker.",
-)
-@click.option(
-    "--perm", type=PERM, default="rw", show_default=True, help="Permission: read, write or both."
-)
+@click.option("--queues", "queue_count", type=QUEUE_COUNT, default=8, help="Queues per broker.")
+@click.option("--perm", type=PERM, default="rw", help="Permission: read, write or both.")
 @click.option("--cluster", help="Only on the brokers of this cluster.  [default: on all]")
 @broker_option
 @click.option(
@@ -67,7 +83,6 @@ def command() -> None:
 def create(
     context: CliContext,
     topic: str,
-    namesrv: str | None,
     queue_count: int,
     perm: str,
     cluster: str | None,
@@ -76,10 +91,7 @@ def create(
     attributes: tuple[str, ...],
 ) -> None:
     """Create a topic; an existing topic is not changed."""
-    import msgspec
-
     results = call_admin(
-        namesrv,
         lambda admin: admin.topics.create(
             topic,
             queue_count=queue_count,
@@ -91,7 +103,7 @@ def create(
         ),
     )
     columns = ("topic", "broker", "address", "created", "queue_count")
-    context.output.rows(columns, map(msgspec.structs.asdict, results))
+    context.output.rows(columns, results)
 
 
 @command.command("list", epilog="Example: skylark --output json topic list --all")
@@ -99,65 +111,34 @@ def create(
 @click.option("--all", "with_internal", is_flag=True, help="Also system, retry and DLQ topics.")
 @click.option("--cluster", help="Only topics of this cluster.")
 @click.pass_obj
-def list_topics(
-    context: CliContext, namesrv: str | None, with_internal: bool, cluster: str | None
-) -> None:
+def list_topics(context: CliContext, with_internal: bool, cluster: str | None) -> None:
     """List the topics of the cluster."""
-    import msgspec
-
     topics = call_admin(
-        namesrv, lambda admin: admin.topics.all(with_internal=with_internal, cluster=cluster)
+        lambda admin: admin.topics.all(with_internal=with_internal, cluster=cluster)
     )
     columns = ("topic", "brokers", "queue_count", "perm")
-    context.output.rows(columns, map(msgspec.structs.asdict, topics))
+    context.output.rows(columns, topics)
 
 
 @command.command("describe", epilog="Example: skylark topic describe orders")
 @topic_argument
 @namesrv_option
 @click.pass_obj
-def describe(context: CliContext, topic: str, namesrv: str | None) -> None:
+def describe(context: CliContext, topic: str) -> None:
     """Show a topic on each broker, its queues, and the groups that read it."""
+    import msgspec
 
     async def both(admin: Admin) -> tuple[TopicDescription, list[str]]:
         return await admin.topics.describe(topic), await admin.topics.groups(topic)
 
-    found, groups = call_admin(namesrv, both)
-    queues = [
-        {
-            "broker": entry.queue.broker_name,
-            "queue": entry.queue.queue_id,
-            "min_offset": entry.min_offset,
-            "max_offset": entry.max_offset,
-            "messages": entry.count,
-            "last_stored": format_time(entry.last_time_ms),
-        }
-        for entry in found.queues
-    ]
+    found, groups = call_admin(both)
     if context.output.is_json:
-        document = {**to_plain(found), "queues": queues, "groups": groups}
-        context.output.record(document)
+        queues = records(QUEUE_COLUMNS, found.queues)
+        context.output.record({**msgspec.structs.asdict(found), "queues": queues, "groups": groups})
         return
-    columns = ("broker", "cluster", "read_queues", "write_queues", "perm", "order", "attributes")
-    context.output.rows(
-        columns,
-        (
-            {
-                "broker": part.broker,
-                "cluster": part.cluster,
-                "read_queues": part.read_queue_count,
-                "write_queues": part.write_queue_count,
-                "perm": part.perm,
-                "order": part.order,
-                "attributes": [f"{key}={value}" for key, value in sorted(part.attributes.items())],
-            }
-            for part in found.parts
-        ),
-    )
+    context.output.rows(PART_COLUMNS, found.parts)
     context.output.gap()
-    context.output.rows(
-        ("broker", "queue", "min_offset", "max_offset", "messages", "last_stored"), queues
-    )
+    context.output.rows(QUEUE_COLUMNS, found.queues)
     context.output.gap()
     context.output.record({"messages": found.message_count, "groups": groups})
     warn_about_failures(context, found.failures)
@@ -167,11 +148,11 @@ def describe(context: CliContext, topic: str, namesrv: str | None) -> None:
 @topic_argument
 @namesrv_option
 @click.pass_obj
-def route(context: CliContext, topic: str, namesrv: str | None) -> None:
+def route(context: CliContext, topic: str) -> None:
     """Show the route of a topic that name servers give to clients."""
     from skylark.admin.topic_operations import format_perm
 
-    found = call_admin(namesrv, lambda admin: admin.topics.route(topic))
+    found = call_admin(lambda admin: admin.topics.route(topic))
     brokers = {data.broker_name: data for data in found.broker_datas}
     columns = ("broker", "cluster", "addresses", "read_queues", "write_queues", "perm")
     rows = []
@@ -209,7 +190,6 @@ def route(context: CliContext, topic: str, namesrv: str | None) -> None:
 def set_topic(
     context: CliContext,
     topic: str,
-    namesrv: str | None,
     queue_count: int | None,
     read_queues: int | None,
     write_queues: int | None,
@@ -232,7 +212,6 @@ def set_topic(
     if queue_count is not None and (read_queues, write_queues) != (None, None):
         raise click.UsageError("--queues sets both: leave out --read-queues and --write-queues")
     results = call_admin(
-        namesrv,
         lambda admin: admin.topics.update(
             topic,
             read_queue_count=read_queues or queue_count,
@@ -244,21 +223,7 @@ def set_topic(
             broker=broker,
         ),
     )
-    columns = ("topic", "broker", "address", "read_queues", "write_queues", "perm")
-    context.output.rows(
-        columns,
-        (
-            {
-                "topic": each.topic,
-                "broker": each.broker,
-                "address": each.address,
-                "read_queues": each.read_queue_count,
-                "write_queues": each.queue_count,
-                "perm": each.perm,
-            }
-            for each in results
-        ),
-    )
+    context.output.rows(UPDATE_COLUMNS, results)
 
 
 @command.command("delete", epilog="Example: skylark topic delete orders --yes")
@@ -267,14 +232,12 @@ def set_topic(
 @click.option("--cluster", help="Only from the brokers of this cluster.")
 @yes_option
 @click.pass_obj
-def delete(
-    context: CliContext, topic: str, namesrv: str | None, cluster: str | None, yes: bool
-) -> None:
+def delete(context: CliContext, topic: str, cluster: str | None, yes: bool) -> None:
     """Delete a topic with all its messages."""
     if not yes:
-        found = call_admin(namesrv, lambda admin: admin.topics.describe(topic))
+        found = call_admin(lambda admin: admin.topics.describe(topic))
         confirm(f"Delete {topic} with {found.message_count} messages permanently?", yes=False)
-    brokers = call_admin(namesrv, lambda admin: admin.topics.delete(topic, cluster=cluster))
+    brokers = call_admin(lambda admin: admin.topics.delete(topic, cluster=cluster))
     context.output.rows(
         ("topic", "broker", "deleted"),
         ({"topic": topic, "broker": broker, "deleted": True} for broker in brokers),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import namesrv_option
-from skylark.cli.foreground_server import run_server
+from skylark.cli.command_helpers import client_options, confirm, given_namesrv, namesrv_option
+from skylark.cli.foreground_server import run_server, run_until
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,63 +30,43 @@ def command() -> None:
 @namesrv_option
 @click.option("--all", "with_done", is_flag=True, help="Also completed and abandoned batches.")
 @click.pass_obj
-def list_batches(context: CliContext, namesrv: str | None, with_done: bool) -> None:
+def list_batches(context: CliContext, with_done: bool) -> None:
     """List the batches that are not completed."""
     from datetime import UTC, datetime
 
     from skylark.spark.exactly_once import txn_admin
 
-    states = _run(namesrv, lambda client: txn_admin.list_batches(client, with_done=with_done))
-    columns = ("sink", "batch", "state", "attempts", "rows", "since")
+    states = _run(lambda client: txn_admin.list_batches(client, with_done=with_done))
     context.output.rows(
-        columns,
-        (
-            {
-                "sink": state.sink,
-                "batch": state.batch,
-                "state": state.state,
-                "attempts": state.attempts,
-                "rows": state.rows,
-                "since": datetime.fromtimestamp(state.since_ms / 1000, tz=UTC),
-            }
-            for state in states
-        ),
+        {
+            **{name: name for name in ("sink", "batch", "state", "attempts", "rows")},
+            "since": lambda state: datetime.fromtimestamp(state.since_ms / 1000, tz=UTC),
+        },
+        states,
     )
 
 
 @command.command("resolver", epilog="Example: skylark txn resolver -n 127.0.0.1:9876")
 @namesrv_option
 @click.pass_obj
-def resolver(context: CliContext, namesrv: str | None) -> None:
+def resolver(context: CliContext) -> None:
     """Run a resolver, which answers check-backs of brokers about undecided rows, until stopped.
 
     `skylark up` includes a resolver; Apache brokers need it as a separate process.
     """
-    from skylark.cli.command_helpers import client_options
 
     context.configure_logging("info")
-    run_server(partial(_resolve, client_options(namesrv)))
+    run_server(partial(_resolve, client_options(given_namesrv())))
 
 
 async def _resolve(options: ClientOptions, stop: asyncio.Event) -> None:
-    import asyncio
-
     from skylark.spark.exactly_once.txn_log_records import RESOLVER_GROUP
     from skylark.spark.resolver import resolve_forever
 
     def ready() -> None:
         click.echo(f"ready resolver={RESOLVER_GROUP}")
 
-    work = asyncio.create_task(resolve_forever(options, ready))
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            work.result()
-    finally:
-        stopping.cancel()
-        work.cancel()
-        await asyncio.wait({work})
+    await run_until(resolve_forever(options, ready), stop)
 
 
 @command.command("abandon", epilog="Example: skylark txn abandon 5f3c... --yes")
@@ -94,7 +74,7 @@ async def _resolve(options: ClientOptions, stop: asyncio.Event) -> None:
 @namesrv_option
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_obj
-def abandon(context: CliContext, sink: str, namesrv: str | None, yes: bool) -> None:
+def abandon(context: CliContext, sink: str, yes: bool) -> None:
     """Roll back the undecided rows of a sink whose driver will not run again.
 
     SINK is the id of a streaming query, or the txnId of a batch write. Its query can run again
@@ -102,9 +82,8 @@ def abandon(context: CliContext, sink: str, namesrv: str | None, yes: bool) -> N
     """
     from skylark.spark.exactly_once import txn_admin
 
-    if not yes:
-        click.confirm(f"Roll back all undecided rows of {sink} permanently?", abort=True, err=True)
-    record = _run(namesrv, lambda client: txn_admin.abandon(client, sink))
+    confirm(f"Roll back all undecided rows of {sink} permanently?", yes=yes)
+    record = _run(lambda client: txn_admin.abandon(client, sink))
     context.output.record({"sink": record.sink, "batch": record.batch, "state": "abandoned"})
 
 
@@ -112,7 +91,7 @@ def abandon(context: CliContext, sink: str, namesrv: str | None, yes: bool) -> N
 @namesrv_option
 @click.option("--dry-run", is_flag=True, help="Only count.")
 @click.pass_obj
-def repair(context: CliContext, namesrv: str | None, dry_run: bool) -> None:
+def repair(context: CliContext, dry_run: bool) -> None:
     """Make brokers check decided rows again after they gave up their check-backs.
 
     The rows become visible when a resolver has answered.
@@ -121,18 +100,17 @@ def repair(context: CliContext, namesrv: str | None, dry_run: bool) -> None:
 
     from skylark.spark.exactly_once import txn_admin
 
-    report = _run(namesrv, lambda client: txn_admin.repair(client, dry_run=dry_run))
+    report = _run(lambda client: txn_admin.repair(client, dry_run=dry_run))
     context.output.record(msgspec.structs.asdict(report))
 
 
-def _run(namesrv: str | None, ask: Callable[[SinkClient], Awaitable[T]]) -> T:
+def _run(ask: Callable[[SinkClient], Awaitable[T]]) -> T:
     import asyncio
 
-    from skylark.cli.command_helpers import client_options
     from skylark.spark.sink.sink_client import open_client
 
     async def run() -> T:
-        client = await open_client(client_options(namesrv), "skylark-txn")
+        client = await open_client(client_options(given_namesrv()), "skylark-txn")
         try:
             return await ask(client)
         finally:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.foreground_server import run_server
+from skylark.cli.command_helpers import key_value
+from skylark.cli.foreground_server import run_server, run_until
 
 if TYPE_CHECKING:
     import asyncio
@@ -43,13 +44,9 @@ PORT = click.IntRange(0, 65_535)
     help="Data folder.  [default: skylark in the user's data folder]",
 )
 @click.option("--ephemeral", is_flag=True, help="Use a temporary data folder, deleted at the end.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option(
-    "--namesrv-port",
-    type=PORT,
-    default=9876,
-    show_default=True,
-    help="Port of the name server; 0 chooses a free one.",
+    "--namesrv-port", type=PORT, default=9876, help="Port of the name server; 0 chooses a free one."
 )
 @click.option(
     "--broker-port",
@@ -57,7 +54,6 @@ PORT = click.IntRange(0, 65_535)
     "broker_port",
     type=PORT,
     default=10_911,
-    show_default=True,
     help="Port of the first broker, plus 20 for each further one; 0 chooses free ones.",
 )
 @click.option(
@@ -70,7 +66,6 @@ PORT = click.IntRange(0, 65_535)
     "broker_count",
     type=click.IntRange(1, 26),
     default=1,
-    show_default=True,
     help="Number of brokers; more than one run in a process each.",
 )
 @click.option(
@@ -78,7 +73,6 @@ PORT = click.IntRange(0, 65_535)
     "replica_count",
     type=click.IntRange(0, 4),
     default=0,
-    show_default=True,
     help="Slaves per broker, in a process each, on ports 4, 8, ... above its own.",
 )
 @click.option(
@@ -159,7 +153,10 @@ def command(
         broker_count=broker_count,
         replica_count=replica_count,
         sync=sync,
-        settings={**_file_settings(config_file), **dict(map(_setting, settings))},
+        settings={
+            **_file_settings(config_file),
+            **dict(key_value(text, "--set") for text in settings),
+        },
     )
     if print_config:
         _print_config(context, options)
@@ -274,8 +271,6 @@ async def _serve(
     announce: Callable[[str], None],
     stop: asyncio.Event,
 ) -> None:
-    import asyncio
-
     from skylark.launch.local_cluster import Cluster
 
     cluster = Cluster(options, child_arguments=child_arguments)
@@ -286,17 +281,9 @@ async def _serve(
         ready = f"ready {' '.join(f'{name}={address}' for name, address in servers.items())}"
         announce("\n".join([*remarks, ready]))
 
-    work = asyncio.create_task(_work(cluster, topics, is_ready))
-    stopping = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            work.result()
-        else:
-            work.cancel()  # also during the start
-            await asyncio.wait({work})
+        await run_until(_work(cluster, topics, is_ready), stop)  # also stops during the start
     finally:
-        stopping.cancel()
         await cluster.stop()
 
 
@@ -354,13 +341,6 @@ def _file_settings(config_file: Path | None) -> dict[str, str]:
         return {key: expand(value, variables) for key, value in found.items()}
     except ValueError as error:
         raise ConfigError(f"{config_file}: {error}") from error
-
-
-def _setting(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--set")
-    return key.strip(), value
 
 
 def _topic(text: str) -> tuple[str, int]:

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, contex
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -58,14 +58,12 @@ STOP_WITHIN_S: Final = 30
 SERVER_SETTINGS: Final = {"transactionCheckInterval": "1000", "transactionTimeOut": "1000"}
 
 
-class Steps(Protocol):
-    """Receives the progress of the demo."""
-
-    def step(self, title: str) -> AbstractContextManager[Callable[[str], None]]:
-        """A step that lasts as long as the block; it yields a function that takes its result."""
+#: Reports a step of the demo that lasts as long as the block; yields a function that takes its
+#: result.
+Step: TypeAlias = Callable[[str], AbstractContextManager[Callable[[str], None]]]
 
 
-def play(folder: Path, steps: Steps, *, with_spark: bool, quiet: bool = True) -> Outcome:
+def play(folder: Path, step: Step, *, with_spark: bool, quiet: bool = True) -> Outcome:
     """Run the demo, with all files below ``folder``; raises SkylarkError.
 
     ``quiet``: hide Spark's log.
@@ -73,23 +71,23 @@ def play(folder: Path, steps: Steps, *, with_spark: bool, quiet: bool = True) ->
     clock = SystemClock()
     began = clock.monotonic()
     with ExitStack() as stack:
-        with steps.step("skylark up") as report_result:
+        with step("skylark up") as report_result:
             servers = stack.enter_context(running_servers(folder, TOPICS))
             report_result(", ".join(f"{name} {address}" for name, address in servers.items()))
         namesrv = servers["namesrv"]
         options = ClientOptions(namesrv=namesrv)
-        facts = run_whole(_Day(options, folder, steps).trade)
+        facts = run_whole(_Day(options, folder, step).trade)
         if with_spark:
             from skylark.demo.lake_pipeline import fill_lake
 
-            with steps.step("Spark: totals per hour, and a lake") as report_result:
+            with step("Spark: totals per hour, and a lake") as report_result:
                 counts = fill_lake(namesrv, folder, quiet=quiet)
                 facts.spark_read = counts.read
                 facts.totals_sent = counts.sent
                 facts.spark_read_again = counts.read_again
                 facts.archived = counts.archived
                 report_result(f"{counts.read} orders read, {counts.archived} archived as Parquet")
-            with steps.step("finance reads the totals") as report_result:
+            with step("finance reads the totals") as report_result:
                 run_whole(partial(_read_totals, options, facts))
                 report_result(f"{facts.totals_seen} hours, {facts.revenue / 100:,.2f} in all")
     seconds = round(clock.monotonic() - began, 1)
@@ -99,9 +97,9 @@ def play(folder: Path, steps: Steps, *, with_spark: bool, quiet: bool = True) ->
 class _Day:
     """The steps that need no Spark."""
 
-    def __init__(self, options: ClientOptions, folder: Path, steps: Steps) -> None:
+    def __init__(self, options: ClientOptions, folder: Path, step: Step) -> None:
         self._options = options
-        self._steps = steps
+        self._step = step
         self._clock = LoopClock()
         # The first version of billing has no rate for francs.
         self._billing = Billing(options, rates={"EUR": 100})
@@ -128,7 +126,7 @@ class _Day:
             return await self._facts(service, admin, dead_letters, redriven)
 
     async def _join(self, stack: AsyncExitStack) -> list[PushConsumer]:
-        with self._steps.step("consumers join their groups") as report_result:
+        with self._step("consumers join their groups") as report_result:
             members = [self._billing.member(name) for name in ("desk-1", "desk-2")]
             consumers = [
                 *members,
@@ -144,18 +142,18 @@ class _Day:
         return members
 
     async def _send(self, service: OrderService) -> None:
-        with self._steps.step("normal messages") as report_result:
+        with self._step("normal messages") as report_result:
             await service.place_orders(self._orders)
             await service.close_the_day()
             await service.announce_prices(PRICE_COUNT)
             report_result(f"{service.sent[ORDERS]} orders, {service.sent[PRICES]} prices")
-        with self._steps.step("ordered messages") as report_result:
+        with self._step("ordered messages") as report_result:
             await service.report_steps(self._orders[:TRACKED_COUNT])
             report_result(f"{service.sent[STEPS]} steps of {TRACKED_COUNT} orders")
-        with self._steps.step("delayed messages") as report_result:
+        with self._step("delayed messages") as report_result:
             await service.remind(REMINDER_COUNT, DELAY)
             report_result(f"{service.sent[REMINDERS]} reminders, due in {DELAY.seconds} s")
-        with self._steps.step("transactional messages") as report_result:
+        with self._step("transactional messages") as report_result:
             for number in range(PAYMENT_COUNT):
                 await service.take_payment(
                     number, is_declined=number % 5 == 0, is_cut_off=number % 7 == 1
@@ -163,7 +161,7 @@ class _Day:
             report_result(f"{service.sent[PAYMENTS]} payments, {service.declined} rolled back")
 
     async def _consume(self, service: OrderService) -> None:
-        with self._steps.step("consumers receive everything") as report_result:
+        with self._step("consumers receive everything") as report_result:
             due = service.payments()
             await self._until(
                 lambda: (
@@ -191,7 +189,7 @@ class _Day:
             except NotFoundError:
                 return 0
 
-        with self._steps.step("a poison message fails") as report_result:
+        with self._step("a poison message fails") as report_result:
             found = 0
             deadline = self._clock.monotonic() + PATIENCE_S
             while not found and self._clock.monotonic() < deadline:
@@ -204,7 +202,7 @@ class _Day:
 
     async def _redrive(self, admin: Admin) -> int:
         """Start a fixed version of billing, and redrive the dead letter."""
-        with self._steps.step("fixed, and redriven") as report_result:
+        with self._step("fixed, and redriven") as report_result:
             async with self._repaired.member("desk-1"):
                 report = await admin.dlq.redrive(Billing.GROUP, to="group")
                 await self._until(lambda: len(self._repaired.bills) == report.counts.sent)

@@ -93,15 +93,16 @@ _DECIDED: Final = frozenset(
 class LocalBroker:
     """The object that :func:`broker` yields; do not create it yourself."""
 
+    name_server: NameServer
+    broker: Broker  #: for tests of its internals
+    admin: Admin  #: administration of this broker, already started
+
     def __init__(self, clock: VirtualClock | None, network: Network, folder: Path) -> None:
         self.folder = folder  #: holds the store and all that goes with it
         self.network = network
         self._in_memory = isinstance(network, MemoryNetwork)
         self._virtual = clock
         self._clock = clock or LoopClock()
-        self._name_server: NameServer | None = None
-        self._broker: Broker | None = None
-        self._admin: Admin | None = None
         self._faults: FaultPlan | None = None
         self._exit = AsyncExitStack()
 
@@ -119,8 +120,7 @@ class LocalBroker:
     @property
     def namesrv(self) -> str:
         """The address of the name server; on the memory transport, only for ``options``."""
-        assert self._name_server is not None, "it was not started"
-        port = self._name_server.address.port
+        port = self.name_server.address.port
         return f"{MEMORY_HOST if self._in_memory else LOOPBACK}:{port}"
 
     @property
@@ -130,24 +130,6 @@ class LocalBroker:
         if self._virtual is not None or self._in_memory:
             runtime = inline_runtime(self.network, self._clock)
         return ClientOptions(namesrv=self.namesrv, client_ip=LOOPBACK, runtime=runtime)
-
-    @property
-    def broker(self) -> Broker:
-        """The broker itself, for tests of its internals."""
-        assert self._broker is not None, "it was not started"
-        return self._broker
-
-    @property
-    def name_server(self) -> NameServer:
-        """The name server itself."""
-        assert self._name_server is not None, "it was not started"
-        return self._name_server
-
-    @property
-    def admin(self) -> Admin:
-        """Administration of this broker, already started."""
-        assert self._admin is not None, "it was not started"
-        return self._admin
 
     async def topic(self, prefix: str = "topic", *, queue_count: int = 4) -> str:
         """Create a topic with a new name; returns the name."""
@@ -219,12 +201,12 @@ class LocalBroker:
         }
         await self._start_broker(given)
         runtime = inline_runtime(self.network, self._clock)
-        self._admin = Admin(self.options, runtime=runtime)
-        await self._admin.start()
-        self._exit.push_async_callback(self._in_time, self._admin.stop)
+        self.admin = Admin(self.options, runtime=runtime)
+        await self.admin.start()
+        self._exit.push_async_callback(self._in_time, self.admin.stop)
 
     async def _start_name_server(self, config: NamesrvConfig) -> None:
-        server = self._name_server = NameServer(config, network=self.network, clock=self._clock)
+        server = self.name_server = NameServer(config, network=self.network, clock=self._clock)
         await server.start()
         self._exit.push_async_callback(self._in_time, server.stop)
         if self._virtual is not None:
@@ -233,7 +215,7 @@ class LocalBroker:
     async def _start_broker(self, given: Mapping[str, str]) -> None:
         config = load_broker_config(given)
         in_thread = asyncio.to_thread if self._virtual is None else _in_place
-        broker = self._broker = Broker(
+        broker = self.broker = Broker(
             config, network=self.network, clock=self._clock, in_thread=in_thread, given=given
         )
         await broker.start()

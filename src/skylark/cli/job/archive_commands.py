@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from skylark.cli.cli_context import CliContext
 from skylark.cli.job.job_options import (
-    StreamGiven,
+    SparkGiven,
     format_option,
-    running,
+    plan_or_run,
     show_spans,
-    show_summary,
     stream_options,
 )
-
-if TYPE_CHECKING:
-    from skylark.spark.jobs.archive_job import LakeFormat
 
 
 @click.command(
@@ -28,13 +24,7 @@ if TYPE_CHECKING:
 @format_option
 @stream_options("archive", batch_rows=1_000_000)
 @click.pass_obj
-def command(
-    context: CliContext,
-    topics: tuple[str, ...],
-    output: str,
-    lake_format: LakeFormat,
-    stream: StreamGiven,
-) -> None:
+def command(context: CliContext, /, dry_run: bool, spark: SparkGiven, **given: Any) -> None:
     """Archive topics as files of a data lake.
 
     Archives the messages since the last run exactly once, with all columns, partitioned by day and
@@ -44,25 +34,8 @@ def command(
     from skylark.spark.jobs import archive_job as archive
     from skylark.spark.jobs.queue_spans import require_topics
 
-    options = archive.ArchiveOptions(
-        topics=topics,
-        output=output,
-        namesrv=stream.namesrv,
-        format=lake_format,
-        checkpoint=stream.checkpoint,
-        interval_ms=stream.interval_ms,
-        start=stream.start,
-        tags=stream.tags,
-        group=stream.group,
-        rows_per_batch=stream.batch_rows or archive.ROWS_PER_BATCH,
-    )
+    options = archive.ArchiveOptions(**given)
     require_topics(options.source)  # raises for missing topics before Spark starts
-    with running(context, "archive", stream.master, stream.conf) as job:
-        if stream.dry_run:
-            spans = archive.plan(job.spark, options)
-        else:
-            summary = archive.run(job.spark, options, job.report, job.stop)
-    if stream.dry_run:
+    spans = plan_or_run(context, "archive", spark, archive, options, dry_run=dry_run)
+    if spans is not None:
         show_spans(context, spans)
-    else:
-        show_summary(context, summary)

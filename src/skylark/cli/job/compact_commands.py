@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from skylark.cli.cli_context import CliContext
 from skylark.cli.job.job_options import (
+    SparkGiven,
     dry_run_option,
     format_option,
     job_options,
     running,
     show_summary,
 )
-
-if TYPE_CHECKING:
-    from skylark.spark.jobs.archive_job import LakeFormat
 
 
 @click.command(
@@ -26,30 +24,14 @@ if TYPE_CHECKING:
 @click.option("--to-lake", metavar="FOLDER", help="Folder to write the rows to.")
 @click.option("--to-topic", metavar="TOPIC", help="Topic to send the rows to.")
 @click.option(
-    "--key",
-    default="keys",
-    show_default=True,
-    metavar="SQL",
-    help="Key: a column, or a SQL expression over columns.",
+    "--key", default="keys", metavar="SQL", help="Key: a column, or a SQL expression over columns."
 )
 @format_option
 @click.option("--overwrite", is_flag=True, help="Replace the content of the folder.")
 @dry_run_option
 @job_options
 @click.pass_obj
-def command(
-    context: CliContext,
-    topic: str,
-    to_lake: str | None,
-    to_topic: str | None,
-    key: str,
-    lake_format: LakeFormat,
-    overwrite: bool,
-    dry_run: bool,
-    namesrv: str | None,
-    master: str,
-    conf: dict[str, str],
-) -> None:
+def command(context: CliContext, /, dry_run: bool, spark: SparkGiven, **given: Any) -> None:
     """Keep only the latest message of each key.
 
     Drops keys whose latest message has the property DELETED=true, and messages without a key.
@@ -58,17 +40,9 @@ def command(
     from skylark.spark.jobs import compact_job as compact
     from skylark.spark.jobs.queue_spans import queue_spans
 
-    options = compact.CompactOptions(
-        topic=topic,
-        key=key,
-        namesrv=namesrv,
-        to_lake=to_lake,
-        to_topic=to_topic,
-        format=lake_format,
-        overwrite=overwrite,
-    )
+    options = compact.CompactOptions(**given)
     queue_spans(options.source)  # raises for missing topics before Spark starts
-    with running(context, "compact", master, conf) as job:
+    with running(context, "compact", spark) as job:
         work = compact.plan if dry_run else compact.run
         summary = work(job.spark, options, job.report, job.stop)
     show_summary(context, summary)

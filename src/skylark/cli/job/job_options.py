@@ -6,13 +6,13 @@
     @click.argument("topic")
     @stream_options("archive", batch_rows=1_000_000)
     @click.pass_obj
-    def command(context, topic, stream) -> None:
-        from skylark.spark.jobs import archive
+    def command(context, spark, dry_run, **given) -> None:
+        from skylark.spark.jobs import archive_job as archive
 
-        options = archive.ArchiveOptions(...)          # validates before Spark starts
-        with running(context, "archive", stream.master, stream.conf) as job:
-            summary = archive.run(job.spark, options, job.report, job.stop)
-        show_summary(context, summary)
+        options = archive.ArchiveOptions(**given)      # validates before Spark starts
+        plan = plan_or_run(context, "archive", spark, archive, options, dry_run=dry_run)
+
+The parameters of a command have the names of the fields of its job's options.
 
 Ctrl-C and SIGTERM end the job after the current batch; a second signal ends it at once.
 """
@@ -22,27 +22,35 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import key_value, namesrv_option
+from skylark.cli.command_helpers import given_namesrv, key_value, namesrv_option
 
 if TYPE_CHECKING:
     import threading
 
     import msgspec
 
-    from skylark.spark.jobs.job_runner import Job, JobProgress
+    from skylark.spark.jobs.job_runner import Job, JobProgress, Report
     from skylark.spark.jobs.queue_spans import QueueSpan
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Command: TypeAlias = Callable[..., None]
+O_contra = TypeVar("O_contra", contravariant=True)
+P_co = TypeVar("P_co", covariant=True)
 #: Updates the progress bar of a job by its name.
 MoveBar: TypeAlias = "Callable[[str, JobProgress], None]"
 
 DEFAULT_MASTER: Final = "local[*]"
+
+
+class SparkGiven(NamedTuple):
+    """The options about the Spark session."""
+
+    master: str
+    conf: dict[str, str]
 
 
 def _settings(
@@ -51,8 +59,13 @@ def _settings(
     return dict(key_value(text, "--conf") for text in value)
 
 
-def job_options(command: Decorated) -> Decorated:
-    """Add ``-n``, ``--master`` and ``--conf``, as ``namesrv``, ``master`` and ``conf``."""
+def job_options(command: Command) -> Command:
+    """Add ``-n``, ``--master`` and ``--conf``, as ``namesrv`` and ``spark``."""
+
+    @functools.wraps(command)
+    def collected(*args: Any, master: str, conf: dict[str, str], **given: Any) -> None:
+        command(*args, namesrv=given_namesrv(), spark=SparkGiven(master, conf), **given)
+
     conf = click.option(
         "--conf",
         metavar="KEY=VALUE",
@@ -61,19 +74,13 @@ def job_options(command: Decorated) -> Decorated:
         help="Spark setting; repeatable.",
     )
     master = click.option(
-        "--master",
-        metavar="URL",
-        default=DEFAULT_MASTER,
-        show_default=True,
-        help="Spark master URL.",
+        "--master", metavar="URL", default=DEFAULT_MASTER, help="Spark master URL."
     )
-    return namesrv_option(master(conf(command)))
+    return namesrv_option(master(conf(collected)))
 
 
 checkpoint_option = click.option(
-    "--checkpoint",
-    metavar="FOLDER",
-    help="Spark checkpoint folder: the progress of the job.",
+    "--checkpoint", metavar="FOLDER", help="Spark checkpoint folder: the progress of the job."
 )
 dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Only show what would be done; write nothing."
@@ -81,10 +88,9 @@ dry_run_option = click.option(
 
 format_option = click.option(
     "--format",
-    "lake_format",
+    "format",
     type=click.Choice(["parquet", "delta", "iceberg"]),
     default="parquet",
-    show_default=True,
     help="File format of the lake; delta and iceberg need their jars.",
 )
 
@@ -114,68 +120,79 @@ interval_option = click.option(
 tags_option = click.option("--tags", metavar="'A || B'", help="Only messages with these tags.")
 
 
-@dataclass(frozen=True)
-class StreamGiven:
-    """The values of :func:`stream_options`."""
-
-    interval_ms: int | None
-    start: str
-    tags: str | None
-    group: str | None
-    batch_rows: int | None
-    checkpoint: str | None
-    dry_run: bool
-    namesrv: str | None
-    master: str
-    conf: dict[str, str]
-
-    def require_checkpoint(self) -> str:
-        """The checkpoint, which jobs that send must have."""
-        if self.checkpoint is None:
-            raise click.UsageError(
-                "Give --checkpoint: without it each run would send everything again."
-            )
-        return self.checkpoint
-
-
 def stream_options(
-    name: str, *, batch_rows: int | None, batch_rows_help: str = "Maximum rows per batch."
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the options of jobs with a checkpoint, and :func:`job_options`, as ``stream``.
+    name: str,
+    *,
+    batch_rows: int | None,
+    batch_rows_help: str = "Maximum rows per batch.",
+    needs_checkpoint: bool = False,
+) -> Callable[[Command], Command]:
+    """Add the options of jobs with a checkpoint, ``--dry-run`` and :func:`job_options`.
 
     ``batch_rows`` is the default; None: the job has its own, which ``batch_rows_help`` describes.
+    Jobs that send need a checkpoint.
     """
     start = click.option(
         "--from",
         "start",
         default="earliest",
-        show_default=True,
         metavar="POSITION",
         help="Start position of the first run: earliest, latest, -2h, or offsets as JSON.",
     )
     group = click.option("--group", help=f"Consumer group that shows the progress of the {name}.")
     rows = click.option(
         "--batch-rows",
+        "rows_per_batch",
         type=click.IntRange(min=1),
         default=batch_rows,
-        show_default=batch_rows is not None,
         help=batch_rows_help,
     )
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Command) -> Command:
         @functools.wraps(command)
-        def collected(*args: Any, **given: Any) -> None:
-            stream = {field.name: given.pop(field.name) for field in fields(StreamGiven)}
-            command(*args, stream=StreamGiven(**stream), **given)
+        def checked(*args: Any, **given: Any) -> None:
+            if needs_checkpoint and given["checkpoint"] is None:
+                raise click.UsageError(
+                    "Give --checkpoint: without it each run would send everything again."
+                )
+            command(*args, **given)
 
-        with_notes = checkpoint_option(dry_run_option(job_options(collected)))
+        with_notes = checkpoint_option(dry_run_option(job_options(checked)))
         return interval_option(start(tags_option(group(rows(with_notes)))))
 
     return decorate
 
 
+class JobModule(Protocol[O_contra, P_co]):
+    """A module of :mod:`skylark.spark.jobs` that can show what it would do."""
+
+    def plan(self, spark: Any, options: O_contra, /) -> P_co: ...
+
+    def run(
+        self, spark: Any, options: O_contra, report: Report, stop: threading.Event, /
+    ) -> msgspec.Struct: ...
+
+
+def plan_or_run(
+    context: CliContext,
+    name: str,
+    spark: SparkGiven,
+    job: JobModule[O_contra, P_co],
+    options: O_contra,
+    *,
+    dry_run: bool,
+) -> P_co | None:
+    """Run a job and print its summary; with ``dry_run``, return its plan instead."""
+    with running(context, name, spark) as running_job:
+        if dry_run:
+            return job.plan(running_job.spark, options)
+        summary = job.run(running_job.spark, options, running_job.report, running_job.stop)
+    show_summary(context, summary)
+    return None
+
+
 @contextmanager
-def running(context: CliContext, name: str, master: str, conf: dict[str, str]) -> Iterator[Job]:
+def running(context: CliContext, name: str, given: SparkGiven) -> Iterator[Job]:
     """Open a Spark session, a progress bar and a stop event; translate Spark's errors.
 
     A session that already runs is reused and not stopped.
@@ -186,19 +203,21 @@ def running(context: CliContext, name: str, master: str, conf: dict[str, str]) -
     with ExitStack() as stack:
         stack.enter_context(translate_errors())
         spark = stack.enter_context(
-            session(master, app_name=f"skylark job {name}", conf=conf, quiet=not context.debug)
+            session(
+                given.master,
+                app_name=f"skylark job {name}",
+                conf=given.conf,
+                quiet=not context.debug,
+            )
         )
         stop = stack.enter_context(stopping())  # after Spark, which installs a SIGINT handler
         move = stack.enter_context(bars(context, [name]))
-        yield Job(spark=spark, report=_Bar(name, move), stop=stop)
+        yield Job(spark=spark, report=ProgressBar(functools.partial(move, name)), stop=stop)
 
 
 def show_spans(context: CliContext, spans: Sequence[QueueSpan]) -> None:
     """Print what would be read of each queue, as a table or a JSON array."""
-    import msgspec
-
-    columns = ("topic", "broker_name", "queue_id", "start", "end", "rows")
-    context.output.rows(columns, map(msgspec.structs.asdict, spans))
+    context.output.rows(("topic", "broker_name", "queue_id", "start", "end", "rows"), spans)
     context.output.info(f"{sum(span.rows for span in spans):,} rows; dry run: nothing was written")
 
 
@@ -236,15 +255,10 @@ def stopping() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-class _Bar:
-    """The progress bar of a job, in the form that jobs expect."""
+class ProgressBar(NamedTuple):
+    """Progress bars in the form that jobs and pipelines expect."""
 
-    def __init__(self, name: str, move: MoveBar) -> None:
-        self._name = name
-        self._move = move
-
-    def progress(self, progress: JobProgress) -> None:
-        self._move(self._name, progress)
+    progress: Callable[..., None]
 
 
 @contextmanager

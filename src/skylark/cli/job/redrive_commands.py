@@ -5,17 +5,17 @@ It does not need Spark; ``skylark dlq redrive`` can also select single messages 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import namesrv_option
+from skylark.cli.command_helpers import call_admin, namesrv_option
 from skylark.cli.exit_codes import ExitCode
 from skylark.cli.job.job_options import dry_run_option, duration, show_summary
 
 if TYPE_CHECKING:
-    from skylark.admin.redrive import RedriveProgress
+    from skylark.admin.admin_client import Admin
     from skylark.spark.jobs.redrive_job import RedriveOptions, RedriveSummary
 
 
@@ -29,10 +29,15 @@ if TYPE_CHECKING:
 @click.option("--tag", "tags", multiple=True, help="Only messages with this tag; repeatable.")
 @click.option("--key", "keys", multiple=True, help="Only messages with this key; repeatable.")
 @click.option(
-    "--older-than", metavar="DURATION", callback=duration, help="Only dead letters older than this."
+    "--older-than",
+    "older_than_ms",
+    metavar="DURATION",
+    callback=duration,
+    help="Only dead letters older than this.",
 )
 @click.option(
     "--younger-than",
+    "younger_than_ms",
     metavar="DURATION",
     callback=duration,
     help="Only dead letters younger than this.",
@@ -48,18 +53,7 @@ if TYPE_CHECKING:
 @namesrv_option
 @click.pass_context
 def command(
-    ctx: click.Context,
-    group: str,
-    to_original: bool,
-    tags: tuple[str, ...],
-    keys: tuple[str, ...],
-    older_than: int | None,
-    younger_than: int | None,
-    rate: float | None,
-    limit: int | None,
-    restart: bool,
-    dry_run: bool,
-    namesrv: str | None,
+    ctx: click.Context, /, tags: tuple[str, ...], keys: tuple[str, ...], **given: Any
 ) -> None:
     """Send dead letters of a group again.
 
@@ -69,39 +63,19 @@ def command(
     from skylark.spark.jobs.redrive_job import RedriveOptions
 
     context: CliContext = ctx.obj
-    options = RedriveOptions(
-        group=group,
-        to_original=to_original,
-        tags=frozenset(tags),
-        keys=frozenset(keys),
-        older_than_ms=older_than,
-        younger_than_ms=younger_than,
-        rate=rate,
-        limit=limit,
-        restart=restart,
-        dry_run=dry_run,
-    )
-    summary = _run(context, namesrv, options)
+    options = RedriveOptions(tags=frozenset(tags), keys=frozenset(keys), **given)
+    summary = _run(context, options)
     show_summary(context, summary)
     if not summary.is_well:
         ctx.exit(ExitCode.FAILED)
 
 
-def _run(context: CliContext, namesrv: str | None, options: RedriveOptions) -> RedriveSummary:
-    import asyncio
-
-    from skylark.admin.admin_client import Admin
-    from skylark.cli.command_helpers import client_options
+def _run(context: CliContext, options: RedriveOptions) -> RedriveSummary:
     from skylark.spark.jobs import redrive_job as redrive
 
-    async def run() -> RedriveSummary:
-        async with Admin(client_options(namesrv)) as admin:
-            total = (await admin.dlq.of(options.group)).count
-            with context.output.progress(f"dead letters of {options.group}", total) as step:
+    async def run(admin: Admin) -> RedriveSummary:
+        total = (await admin.dlq.of(options.group)).count
+        with context.output.progress(f"dead letters of {options.group}", total) as step:
+            return await redrive.run(admin, options, lambda _: step(1))
 
-                def on_progress(_: RedriveProgress) -> None:
-                    step(1)
-
-                return await redrive.run(admin, options, on_progress)
-
-    return asyncio.run(run())
+    return call_admin(run)

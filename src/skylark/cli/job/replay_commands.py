@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from skylark.cli.cli_context import CliContext
 from skylark.cli.job.job_options import (
+    SparkGiven,
     dry_run_option,
     format_option,
     job_options,
-    running,
-    show_summary,
+    plan_or_run,
 )
 
 if TYPE_CHECKING:
-    from skylark.spark.jobs.archive_job import LakeFormat
     from skylark.spark.jobs.replay_job import QueueReplay
+
+
+PLAN_COLUMNS = (
+    "topic", "broker_name", "queue_id", "rows", "first_offset", "last_offset", "body_size",
+    "to_topic", "to_broker", "to_queue",
+)  # fmt: skip
 
 
 def _moment(ctx: click.Context, parameter: click.Parameter, value: str | None) -> datetime | None:
@@ -60,21 +65,7 @@ def _moment(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 @job_options
 @click.pass_obj
 def command(
-    context: CliContext,
-    lake: str,
-    to_topic: str | None,
-    to_original: bool,
-    lake_format: LakeFormat,
-    topics: tuple[str, ...],
-    since: datetime | None,
-    until: datetime | None,
-    rate: float | None,
-    time_scale: float | None,
-    keep_ids: bool,
-    dry_run: bool,
-    namesrv: str | None,
-    master: str,
-    conf: dict[str, str],
+    context: CliContext, /, to_original: bool, dry_run: bool, spark: SparkGiven, **given: Any
 ) -> None:
     """Send archived messages to a topic again.
 
@@ -83,47 +74,16 @@ def command(
     """
     from skylark.spark.jobs import replay_job as replay
 
-    if (to_topic is None) != to_original:
+    if (given["to_topic"] is None) != to_original:
         raise click.UsageError("Give the target: --to TOPIC or --to-original.")
-    options = replay.ReplayOptions(
-        lake=lake,
-        to_topic=to_topic,
-        namesrv=namesrv,
-        format=lake_format,
-        topics=topics,
-        since=since,
-        until=until,
-        rate=rate,
-        time_scale=time_scale,
-        keep_ids=keep_ids,
-    )
+    options = replay.ReplayOptions(**given)
     replay.check_target(options)
-    with running(context, "replay", master, conf) as job:
-        if dry_run:
-            queues = replay.plan(job.spark, options)
-        else:
-            summary = replay.run(job.spark, options, job.report, job.stop)
-    if dry_run:
+    queues = plan_or_run(context, "replay", spark, replay, options, dry_run=dry_run)
+    if queues is not None:
         _show_plan(context, queues)
-    else:
-        show_summary(context, summary)
 
 
 def _show_plan(context: CliContext, queues: list[QueueReplay]) -> None:
-    import msgspec
-
-    columns = (
-        "topic",
-        "broker_name",
-        "queue_id",
-        "rows",
-        "first_offset",
-        "last_offset",
-        "body_size",
-        "to_topic",
-        "to_broker",
-        "to_queue",
-    )
-    context.output.rows(columns, map(msgspec.structs.asdict, queues))
+    context.output.rows(PLAN_COLUMNS, queues)
     rows = sum(queue.rows for queue in queues)
     context.output.info(f"{rows:,} messages would be sent; dry run: nothing was sent")

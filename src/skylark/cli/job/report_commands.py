@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.job.job_options import job_options, running
+from skylark.cli.job.job_options import SparkGiven, job_options, running
 
 if TYPE_CHECKING:
     from skylark.cli.output import Output
@@ -34,7 +34,6 @@ _SPANS_SHOWN = 24
     "--from",
     "start",
     default="earliest",
-    show_default=True,
     metavar="POSITION",
     help="Start position: earliest, -2h, or offsets as JSON.",
 )
@@ -43,24 +42,18 @@ _SPANS_SHOWN = 24
     "--hot-keys",
     type=click.IntRange(1, 100),
     default=20,
-    show_default=True,
     help="Number of most frequent keys to show.",
 )
 @job_options
 @click.pass_obj
 def command(
     context: CliContext,
-    topic: str,
-    group: str | None,
+    /,
     html: Path | None,
     parquet: str | None,
     png: Path | None,
-    start: str,
-    tags: str | None,
-    hot_keys: int,
-    namesrv: str | None,
-    master: str,
-    conf: dict[str, str],
+    spark: SparkGiven,
+    **given: Any,
 ) -> None:
     """Analyse a topic: rate, sizes, latency, keys.
 
@@ -74,16 +67,14 @@ def command(
     from skylark.spark.jobs.report_charts import png_chart, require_charts
     from skylark.spark.jobs.report_page import html_page
 
-    options = report.ReportOptions(
-        topic=topic, namesrv=namesrv, group=group, start=start, tags=tags, hot_keys=hot_keys
-    )
+    options = report.ReportOptions(**given)
     if html is not None or png is not None:
         require_charts()
     for file in filter(None, (html, png)):
         if not file.parent.is_dir():
             raise click.BadParameter(f"there is no folder {file.parent}")
     queue_spans(options.source)  # raises for missing topics before Spark starts
-    with running(context, "report", master, conf) as job:
+    with running(context, "report", spark) as job:
         found = report.run(job.spark, options, job.report)
         if parquet is not None:
             report.save(job.spark, found, parquet)

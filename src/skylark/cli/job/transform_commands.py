@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from skylark.cli.cli_context import CliContext
 from skylark.cli.job.job_options import (
-    StreamGiven,
-    running,
+    SparkGiven,
+    plan_or_run,
     show_spans,
-    show_summary,
     stream_options,
 )
 
 if TYPE_CHECKING:
-    from skylark.spark.jobs.transform_job import Delivery, TransformPlan
+    from skylark.spark.jobs.transform_job import TransformPlan
 
 _EXAMPLE = (
     "Example: skylark job transform orders paid --checkpoint /data/ck/paid --sql"
@@ -38,7 +37,6 @@ _EXAMPLE = (
     "--delivery",
     type=click.Choice(["at-least-once", "exactly-once"]),
     default="at-least-once",
-    show_default=True,
     help="Whether rows may be sent again after a crash.",
 )
 @click.option(
@@ -50,17 +48,17 @@ _EXAMPLE = (
     "job",
     batch_rows=None,
     batch_rows_help="Maximum rows per batch.  [default: 200000, exactly-once 20000]",
+    needs_checkpoint=True,
 )
 @click.pass_obj
 def command(
     context: CliContext,
-    topic: str,
-    to_topic: str,
+    /,
     sql: str | None,
     sql_file: Path | None,
-    delivery: Delivery,
-    to_namesrv: str | None,
-    stream: StreamGiven,
+    dry_run: bool,
+    spark: SparkGiven,
+    **given: Any,
 ) -> None:
     """Transform a topic into another by SQL.
 
@@ -68,35 +66,17 @@ def command(
     body, properties, ...). Each selected row is sent to TO_TOPIC: body, and tags, keys, properties,
     shardingKey, ... if selected. The job continues from its checkpoint.
     """
-    if (sql is None) == (sql_file is None):
+    if sql is None and sql_file is not None:
+        sql = sql_file.read_text("utf-8")
+    elif sql is None or sql_file is not None:
         raise click.UsageError("Give either --sql or --sql-file.")
-    checkpoint = stream.require_checkpoint()
     from skylark.spark.jobs import transform_job as transform
 
-    options = transform.TransformOptions(
-        topic=topic,
-        to_topic=to_topic,
-        sql=sql if sql_file is None else sql_file.read_text("utf-8"),  # type: ignore[arg-type]
-        checkpoint=checkpoint,
-        namesrv=stream.namesrv,
-        to_namesrv=to_namesrv,
-        delivery=delivery,
-        interval_ms=stream.interval_ms,
-        start=stream.start,
-        tags=stream.tags,
-        group=stream.group,
-        rows_per_batch=stream.batch_rows,
-    )
+    options = transform.TransformOptions(sql=sql, **given)
     transform.check_topics(options)  # a missing topic is reported before Spark starts
-    with running(context, "transform", stream.master, stream.conf) as job:
-        if stream.dry_run:
-            plan = transform.plan(job.spark, options)
-        else:
-            summary = transform.run(job.spark, options, job.report, job.stop)
-    if stream.dry_run:
+    plan = plan_or_run(context, "transform", spark, transform, options, dry_run=dry_run)
+    if plan is not None:
         _show_plan(context, plan)
-    else:
-        show_summary(context, summary)
 
 
 def _show_plan(context: CliContext, plan: TransformPlan) -> None:
@@ -105,7 +85,6 @@ def _show_plan(context: CliContext, plan: TransformPlan) -> None:
     if context.output.is_json:
         context.output.record(msgspec.to_builtins(plan))
         return
-    columns = ("column", "type", "used")
-    context.output.rows(columns, map(msgspec.structs.asdict, plan.columns))
+    context.output.rows(("column", "type", "used"), plan.columns)
     context.output.gap()
     show_spans(context, plan.queues)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from skylark.cli.cli_context import CliContext
 from skylark.cli.exit_codes import ExitCode
-from skylark.cli.job.job_options import format_option, job_options, running
+from skylark.cli.job.job_options import SparkGiven, format_option, job_options, running
 
 if TYPE_CHECKING:
-    from skylark.spark.jobs.archive_job import LakeFormat
     from skylark.spark.jobs.verify_job import VerifySummary
 
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     "range_size",
     type=click.IntRange(min=1),
     default=100_000,
-    show_default=True,
     help="Offsets per compared range.",
 )
 @click.option(
@@ -34,17 +32,7 @@ if TYPE_CHECKING:
 )
 @job_options
 @click.pass_obj
-def command(
-    context: CliContext,
-    topic: str,
-    lake: str,
-    lake_format: LakeFormat,
-    range_size: int,
-    archived_only: bool,
-    namesrv: str | None,
-    master: str,
-    conf: dict[str, str],
-) -> None:
+def command(context: CliContext, /, spark: SparkGiven, **given: Any) -> None:
     """Compare a topic with its archive.
 
     Compares counts and CRC sums of offset ranges, for all messages that the topic has now. Exit
@@ -53,16 +41,9 @@ def command(
     from skylark.spark.jobs import verify_job as verify
     from skylark.spark.jobs.queue_spans import queue_spans
 
-    options = verify.VerifyOptions(
-        topic=topic,
-        lake=lake,
-        namesrv=namesrv,
-        format=lake_format,
-        range_size=range_size,
-        archived_only=archived_only,
-    )
+    options = verify.VerifyOptions(**given)
     queue_spans(options.source)  # raises for missing topics before Spark starts
-    with running(context, "verify", master, conf) as job:
+    with running(context, "verify", spark) as job:
         summary = verify.run(job.spark, options, job.report, job.stop)
     _show(context, summary)
     if not summary.agree:

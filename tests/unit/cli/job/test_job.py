@@ -119,8 +119,8 @@ def test_a_topic_that_cannot_be_one_is_wrong_usage() -> None:
 def test_settings_of_spark_are_pairs() -> None:
     @click.command()
     @common.job_options
-    def show(namesrv: str | None, master: str, conf: dict[str, str]) -> None:
-        click.echo(f"{namesrv} {master} {conf}")
+    def show(namesrv: str | None, spark: common.SparkGiven) -> None:
+        click.echo(f"{namesrv} {spark.master} {spark.conf}")
 
     shown = CliRunner().invoke(show, ["--conf", "a.b=c=d", "--conf", " e = ", "--master", "local"])
     assert shown.output == "None local {'a.b': 'c=d', 'e': ' '}\n"
