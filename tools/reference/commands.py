@@ -28,7 +28,7 @@ _EXAMPLES: Final = re.compile(r"^Examples?:\s*", re.MULTILINE)
 
 def page() -> str:
     """The whole page."""
-    found = list(all_commands(cli, click.Context(cli, info_name="skylark")))
+    found = list(all_commands(cli, click.Context(cli, info_name="skylark", **cli.context_settings)))
     overview = (
         [f"[{path}](#{slug(path)})", _sentence(command)]
         for path, command, _ in found
@@ -87,7 +87,7 @@ def _row(option: click.Option, context: click.Context) -> list[str]:
     text, default = option.help or "", ""
     if match := _DEFAULT.search(text):
         text, default = text[: match.start()], match.group(1)
-    elif option.show_default and option.default is not None:
+    elif "default" in option.get_help_extra(context):
         default = _default_text(option)
     if option.required:
         text = f"{text} Needed."

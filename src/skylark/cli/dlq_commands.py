@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,7 +29,7 @@ from skylark.cli.output import Columns
 
 if TYPE_CHECKING:
     from skylark.admin.admin_client import Admin
-    from skylark.admin.redrive import RedriveProgress, RedriveReport
+    from skylark.admin.redrive import RedriveReport
     from skylark.client.core.client_message import MessageExt
 
 LIST_COLUMNS: Columns = {
@@ -110,18 +110,17 @@ def show(context: CliContext, group: str, limit: int) -> None:
 @click.pass_context
 def redrive(
     ctx: click.Context,
+    /,
     group: str,
     ids: tuple[str, ...],
     tags: tuple[str, ...],
     keys: tuple[str, ...],
     since: str | None,
     until: str | None,
-    to: Literal["topic", "group"],
-    rate: float | None,
-    limit: int | None,
     restart: bool,
     dry_run: bool,
     yes: bool,
+    **given: Any,
 ) -> None:
     """Send the dead letters of a group again, except those already sent by earlier runs."""
     context: CliContext = ctx.obj
@@ -138,22 +137,15 @@ def redrive(
         what = "those that match" if where else "them"
         confirm(f"Read {count} dead letters of {group} and send {what} again?", yes=yes)
     with context.output.progress(f"dead letters of {group}", letters.count) as step:
-
-        def on_progress(progress: RedriveProgress) -> None:
-            del progress
-            step(1)
-
         report = call_admin(
             lambda admin: admin.dlq.redrive(
                 group,
                 where=where,
-                to=to,
                 dry_run=dry_run,
-                rate=rate,
-                limit=limit,
                 # A filter skips dead letters, so the saved position does not say which were sent.
                 restart=restart or where is not None,
-                on_progress=on_progress,
+                on_progress=lambda _: step(1),
+                **given,
             ),
         )
     _show_report(context, report)

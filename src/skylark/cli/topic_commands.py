@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -80,28 +80,10 @@ def command() -> None:
     help="Attribute, for example message.type=FIFO; repeatable.",
 )
 @click.pass_obj
-def create(
-    context: CliContext,
-    topic: str,
-    queue_count: int,
-    perm: str,
-    cluster: str | None,
-    broker: str | None,
-    order: bool,
-    attributes: tuple[str, ...],
-) -> None:
+def create(context: CliContext, /, topic: str, attributes: tuple[str, ...], **given: Any) -> None:
     """Create a topic; an existing topic is not changed."""
-    results = call_admin(
-        lambda admin: admin.topics.create(
-            topic,
-            queue_count=queue_count,
-            perm=perm,
-            cluster=cluster,
-            broker=broker,
-            order=order,
-            attributes=dict(map(_attribute, attributes)),
-        ),
-    )
+    pairs = dict(map(_attribute, attributes))
+    results = call_admin(lambda admin: admin.topics.create(topic, attributes=pairs, **given))
     columns = ("topic", "broker", "address", "created", "queue_count")
     context.output.rows(columns, results)
 

@@ -113,20 +113,15 @@ PORT = click.IntRange(0, 65_535)
 @click.pass_obj
 def command(
     context: CliContext,
+    /,
     data: Path | None,
     ephemeral: bool,
-    host: str,
-    namesrv_port: int,
-    broker_port: int,
-    metrics_port: int | None,
-    broker_count: int,
-    replica_count: int,
-    sync: bool,
     config_file: Path | None,
     settings: tuple[str, ...],
     topics: tuple[str, ...],
     print_config: bool,
     detach: bool,
+    **given: Any,
 ) -> None:
     """Run a name server and brokers on this machine."""
     import tempfile
@@ -146,17 +141,11 @@ def command(
     options = LaunchOptions(
         data=(data or user_data_folder()).absolute(),
         ephemeral=ephemeral,
-        host=host,
-        namesrv_port=namesrv_port,
-        broker_port=broker_port,
-        metrics_port=metrics_port,
-        broker_count=broker_count,
-        replica_count=replica_count,
-        sync=sync,
         settings={
             **_file_settings(config_file),
             **dict(key_value(text, "--set") for text in settings),
         },
+        **given,
     )
     if print_config:
         _print_config(context, options)

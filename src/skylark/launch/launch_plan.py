@@ -63,7 +63,7 @@ REPLICATED: Final = {
     "slaveReadEnable": "true",
 }
 #: Settings that options of the command determine, with the option.
-_DECIDED: Final = {
+DECIDED: Final = {
     "bindAddress": "--host",
     "brokerId": "--replicas",
     "brokerName": "--brokers",
@@ -129,8 +129,8 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
                     hint="a port is a number from 1 to 65535",
                 )
         for key in self.settings:
-            if key in _DECIDED:
-                raise ConfigError(f"--set {key}: {_DECIDED[key]} determines this setting")
+            if key in DECIDED:
+                raise ConfigError(f"--set {key}: {DECIDED[key]} determines this setting")
         for key, close in unknown_keys(BrokerConfig, self.settings).items():
             known = "skylark broker -p prints all"
             hint = known if close is None else f"did you mean {close}? {known}"
@@ -214,18 +214,16 @@ def settings_of_file(properties: Mapping[str, str], path: Path) -> dict[str, str
     Ignores settings that options of the command determine, such as names and ports, and unknown
     settings, and logs a warning for each, as Java does.
     """
-    decided = sorted(key for key in properties if key in _DECIDED)
+    decided = sorted(key for key in properties if key in DECIDED)
     if decided:
-        shown = ", ".join(f"{key} ({_DECIDED[key]})" for key in decided)
+        shown = ", ".join(f"{key} ({DECIDED[key]})" for key in decided)
         logger.warning("%s: ignoring settings that options determine: %s", path, shown)
     unknown = unknown_keys(BrokerConfig, properties)
     for key, close in sorted(unknown.items()):
         meant = "" if close is None else f"; did you mean {close}?"
         logger.warning("%s: ignoring unknown setting %s%s", path, key, meant)
     return {
-        key: value
-        for key, value in properties.items()
-        if key not in _DECIDED and key not in unknown
+        key: value for key, value in properties.items() if key not in DECIDED and key not in unknown
     }
 
 

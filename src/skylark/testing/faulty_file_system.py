@@ -88,9 +88,9 @@ class FaultyFile:
         self, disk: FaultyFileSystem, path: Path, node: FileNode, *, writable: bool
     ) -> None:
         self._disk = disk
-        self._path = path
+        self.path = path
         self._node = node
-        self._size = len(node.content)
+        self.size = len(node.content)
         self._writable = writable
         self._exporter: NDArray[np.uint8] | None = None  # every view of this handle refers to it
         self._view: memoryview | None = None
@@ -98,15 +98,7 @@ class FaultyFile:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<FaultyFile {self._path} size={self._size}{' closed' if self._closed else ''}>"
-
-    @property
-    def path(self) -> Path:
-        return self._path
-
-    @property
-    def size(self) -> int:
-        return self._size
+        return f"<FaultyFile {self.path} size={self.size}{' closed' if self._closed else ''}>"
 
     @property
     def buffer(self) -> memoryview:
@@ -119,12 +111,12 @@ class FaultyFile:
     def allocate(self, offset: int, length: int) -> None:
         action = f"allocate {length} bytes"
         self._check_range(offset, length)
-        self._disk.visit("files.allocate", action, self._path)
+        self._disk.visit("files.allocate", action, self.path)
         with self._disk.state_lock:
             self._check_usable(action, writes=True)
             start, end = self._allocated or (offset, offset)
             start, end = min(start, offset), max(end, offset + length)
-            self._disk.take_blocks(self._node, start, end, action, self._path)
+            self._disk.take_blocks(self._node, start, end, action, self.path)
             self._allocated = (start, end)
 
     def sync(self) -> None:
@@ -134,14 +126,14 @@ class FaultyFile:
             snapshot = bytes(self._node.content)  # what is written from here on is not covered
             self._disk.write_back_by_chance()
         try:
-            fault = self._disk.visit("files.sync", "sync", self._path, StoreSyncError)
+            fault = self._disk.visit("files.sync", "sync", self.path, StoreSyncError)
         except StoreSyncError:
             with self._disk.state_lock:
                 self._node.fail_sync(snapshot)
             raise
         if fault is not FaultAction.DROP:
             with self._disk.state_lock:
-                self._disk.check_alive(self._path)
+                self._disk.check_alive(self.path)
                 self._node.sync(snapshot)
 
     def descriptor(self) -> None:
@@ -165,12 +157,12 @@ class FaultyFile:
         self._check_usable(action, writes=True)
         written = len(data) // 2
         try:
-            self._disk.visit("files.write", action, self._path)
+            self._disk.visit("files.write", action, self.path)
             written = len(data)
         finally:
             with self._disk.state_lock:
                 if self._disk.alive:
-                    self._disk.take_blocks(self._node, offset, offset + written, action, self._path)
+                    self._disk.take_blocks(self._node, offset, offset + written, action, self.path)
                     self._node.write(offset, data[:written])
 
     def read_into(self, offset: int, buffer: memoryview | bytearray) -> int:
@@ -179,13 +171,13 @@ class FaultyFile:
         return len(content)
 
     def read(self, offset: int, length: int) -> bytes:
-        self._disk.visit("files.read", "read", self._path)
+        self._disk.visit("files.read", "read", self.path)
         self._check_usable("read")
         return bytes(self._node.content[offset : offset + length])
 
     def advise(self, advice: Advice, offset: int = 0, length: int | None = None) -> bool:
         del advice  # nothing to be quicker or slower here
-        self._check_range(offset, self._size - offset if length is None else length)
+        self._check_range(offset, self.size - offset if length is None else length)
         self._check_usable("advise")
         return True
 
@@ -211,28 +203,28 @@ class FaultyFile:
         try:
             self._node.check_holes()
         except UnallocatedWriteError as error:
-            raise UnallocatedWriteError(f"{self._path}: {error}") from None
+            raise UnallocatedWriteError(f"{self.path}: {error}") from None
 
     def _check_range(self, offset: int, length: int) -> None:
-        if offset < 0 or length < 0 or offset + length > self._size:
+        if offset < 0 or length < 0 or offset + length > self.size:
             raise ValueError(
-                f"{self._path}: range {offset}+{length} is not within {self._size} bytes"
+                f"{self.path}: range {offset}+{length} is not within {self.size} bytes"
             )
 
     def _check_usable(self, action: str, *, writes: bool = False) -> None:
-        self._disk.check_alive(self._path)
+        self._disk.check_alive(self.path)
         if self._closed:
-            raise StoreFileClosedError("the file was closed", path=self._path)
+            raise StoreFileClosedError("the file was closed", path=self.path)
         if writes and not self._writable:
-            raise _refusal(errno.EBADF, action, self._path)
+            raise _refusal(errno.EBADF, action, self.path)
 
     def _map_now(self) -> memoryview:
         import numpy as np
 
         with self._disk.state_lock:
             self._check_usable("map")
-            if self._size == 0:
-                raise StoreFileError("a file of length 0 cannot be mapped", path=self._path)
+            if self.size == 0:
+                raise StoreFileError("a file of length 0 cannot be mapped", path=self.path)
             # An array of its own for each handle: it lives exactly as long as a view of it does.
             self._exporter = np.frombuffer(self._node.content, np.uint8)
             self._node.mapped_count += 1
@@ -252,7 +244,7 @@ class FaultyFile:
         exporter = remains()
         if exporter is not None:
             self._exporter, self._view = exporter, self._new_view(exporter)
-            raise StoreFileBusyError("memory views of the file are still in use", path=self._path)
+            raise StoreFileBusyError("memory views of the file are still in use", path=self.path)
         self._node.mapped_count -= 1
 
 

@@ -48,7 +48,7 @@ from skylark.client.producer.producer_settings import ProducerKeywords
 from skylark.core.clock import LoopClock
 from skylark.core.config import format_value, unknown_keys
 from skylark.core.errors import ConfigError
-from skylark.launch.launch_plan import FRIENDLY
+from skylark.launch.launch_plan import DECIDED, FRIENDLY
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 from skylark.net.transport import Network, TcpNetwork
@@ -75,19 +75,7 @@ SELDOM_SYNCED: Final = {
     "flushIntervalCommitLog": "60000",
     "flushIntervalConsumeQueue": "60000",
 }
-_DECIDED: Final = frozenset(
-    {
-        "bindAddress",
-        "brokerId",
-        "brokerIP1",
-        "brokerRole",
-        "haListenPort",
-        "listenPort",
-        "namesrvAddr",
-        "storePathCommitLog",
-        "storePathRootDir",
-    }
-)
+_DECIDED: Final = {*DECIDED, "brokerIP1"} - {"brokerName"}
 
 
 class LocalBroker:

@@ -40,7 +40,6 @@ class ThreadBroker:
         self._loop = new_event_loop()
         self._stop = asyncio.Event()
         self._namesrv = ""
-        self._faults: FaultPlan | None = None
 
     @property
     def namesrv(self) -> str:
@@ -71,7 +70,7 @@ class ThreadBroker:
     @property
     def faults(self) -> FaultPlan | None:
         """The faults of requests and responses; see ``LocalBroker.faults``."""
-        return self._faults
+        return self._local.faults
 
     @faults.setter
     def faults(self, plan: FaultPlan | None) -> None:
@@ -79,7 +78,6 @@ class ThreadBroker:
             self._local.faults = plan
 
         self._run(change())
-        self._faults = plan
 
     @property
     def _local(self) -> LocalBroker:

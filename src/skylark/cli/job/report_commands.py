@@ -120,29 +120,19 @@ def show(output: Output, report: TopicReport) -> None:
     _show_percentiles(output, report)
     _show_spans(output, report)
     output.gap()
-    lag = ("lag",) if report.group is not None else ()
-    output.rows(
-        ("broker", "queue_id", "messages", "size", "first_offset", "last_offset", *lag),
-        (
-            {
-                "broker": queue.broker,
-                "queue_id": queue.queue_id,
-                "messages": queue.rows,
-                "size": amount(queue.size),
-                "first_offset": queue.first_offset,
-                "last_offset": queue.last_offset,
-                "lag": queue.lag,
-            }
-            for queue in report.queues
-        ),
-    )
+    columns: dict[str, Any] = {
+        "broker": "broker",
+        "queue_id": "queue_id",
+        "messages": "rows",
+        "size": lambda queue: amount(queue.size),
+        "first_offset": "first_offset",
+        "last_offset": "last_offset",
+    }
+    output.rows(columns if report.group is None else {**columns, "lag": "lag"}, report.queues)
     for heading, share in (("key", report.keys), ("sharding_key", report.sharding_keys)):
         if share.hottest:
             output.gap()
-            output.rows(
-                (heading, "messages"),
-                ({heading: hot.key, "messages": hot.rows} for hot in share.hottest),
-            )
+            output.rows({heading: "key", "messages": "rows"}, share.hottest)
 
 
 def _show_percentiles(output: Output, report: TopicReport) -> None:
