@@ -15,7 +15,6 @@ from bench.broker_load import slope
 from bench.spark_load.site import TASKS, Site
 from bench.spark_load.watching import JVM, PYTHON, MemoryWatch, processor_s
 from skylark.spark.jobs import archive_job as archive
-from skylark.spark.jobs.job_runner import NoReport
 from tests.interop.answered import answered_requests
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ def archived(site: Site, count: int) -> Sample:
     options = archive.ArchiveOptions(topics=(topic,), output=str(output), namesrv=site.namesrv)
     with MemoryWatch(site.jvm_pid) as watch:
         began = time.perf_counter()
-        summary = archive.run(site.spark, options, NoReport())
+        summary = archive.run(site.spark, options, lambda _: None)
         wall_s = time.perf_counter() - began
     sample = Sample(summary.rows, wall_s)
     stored = site.stored(topic)

@@ -215,7 +215,7 @@ def test_a_continuous_archive_ends_its_batch_when_asked(
         topics=(topic,), output=str(lake), namesrv=site.namesrv.address, interval_ms=100
     )
     report = StopsLater(20)
-    summary = archive.run(spark, options, report, report.stop)
+    summary = archive.run(spark, options, report.progress, report.stop)
     assert (summary.rows, summary.stopped, summary.lag) == (20, True, 0)
     assert report.last is not None
     assert (report.last.rows, report.last.lag, report.last.done) == (20, 0, True)

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from skylark import ClientOptions
+from skylark import ClientOptions, TxState
 from skylark.admin.errors import NotFoundError
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.client.producer.queue_selector import shard_index
@@ -41,13 +41,13 @@ from skylark.spark.exactly_once.half_message_completion import (
 )
 from skylark.spark.exactly_once.txn_admin import abandon, list_batches
 from skylark.spark.exactly_once.txn_log import TxnLog
-from skylark.spark.exactly_once.txn_log_records import Outcome, identity_prefix
+from skylark.spark.exactly_once.txn_log_records import identity_prefix
 from skylark.spark.resolver import OutcomeLookup, Resolver
 from skylark.spark.sink.row_encoder import BadRowError
-from skylark.spark.sink.sink_client import NotIdempotentError, SinkClient
+from skylark.spark.sink.sink_client import NotIdempotentError, SinkClient, sink_client
 from skylark.spark.sink.sink_options import read_sink_options
 from skylark.spark.sink.sink_writer import SinkMessage, SinkWriter, batch_writer, stream_writer
-from skylark.spark.sink.task_writer import TaskId, sink_client
+from skylark.spark.sink.task_writer import TaskId
 from skylark.sync import Admin, read_arrow
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
@@ -361,7 +361,7 @@ def test_every_row_once_wherever_the_driver_dies(
     until(lambda: half_queue_is_empty(site), "half messages stay undecided")
     assert count(site, topic) == wanted
     # Attempts that query a lost; the resolver of the cluster itself has answered some.
-    assert resolver.answers[Outcome.ROLLBACK] > 0
+    assert resolver.answers[TxState.ROLLBACK] > 0
 
 
 @pytest.mark.spec("spark.9.30")
@@ -424,10 +424,10 @@ def test_a_commit_that_comes_too_late_is_left_to_the_resolver(
 ) -> None:
     topic = make_topic("Late")
     query = Query(site, topic, "late", txnImmunitySec="1")
-    before = resolver.answers[Outcome.UNKNOWN]
+    before = resolver.answers[TxState.UNKNOWN]
     messages = query.write(0)
     until(
-        lambda: resolver.answers[Outcome.UNKNOWN] > before, "no broker sent a check-back"
+        lambda: resolver.answers[TxState.UNKNOWN] > before, "no broker sent a check-back"
     )  # immunity is over
     outcomes: list[CompletionCounts] = []
     real = HalfMessageCompleter.commit
@@ -459,7 +459,7 @@ def test_answers_about_losers_undecided_and_foreign_halves(
     client = client_of(site)
     lookup = OutcomeLookup(TxnLog(client), client.clock)
 
-    def outcome(text: str | None) -> Outcome:
+    def outcome(text: str | None) -> TxState:
         return shared_portal().call(lookup.outcome(text))
 
     def half(message: WriterCommitMessage | None, seq: int) -> str:
@@ -468,13 +468,13 @@ def test_answers_about_losers_undecided_and_foreign_halves(
         prepared = message.prepared
         return f"{identity_prefix(prepared.sink, prepared.batch, 0, prepared.attempt)}{seq}"
 
-    assert outcome(half(winner[0], 3)) is Outcome.COMMIT
-    assert outcome(half(loser[0], 3)) is Outcome.ROLLBACK
-    assert outcome("answers:2:0:0123456789abcdef:0") is Outcome.UNKNOWN
-    assert outcome("answers:1:0:0123456789abcdef:0") is Outcome.ROLLBACK
-    assert outcome("nobody:0:0:0123456789abcdef:0") is Outcome.UNKNOWN
-    assert outcome(None) is Outcome.UNKNOWN
-    assert outcome("not an identity") is Outcome.UNKNOWN
+    assert outcome(half(winner[0], 3)) is TxState.COMMIT
+    assert outcome(half(loser[0], 3)) is TxState.ROLLBACK
+    assert outcome("answers:2:0:0123456789abcdef:0") is TxState.UNKNOWN
+    assert outcome("answers:1:0:0123456789abcdef:0") is TxState.ROLLBACK
+    assert outcome("nobody:0:0:0123456789abcdef:0") is TxState.UNKNOWN
+    assert outcome(None) is TxState.UNKNOWN
+    assert outcome("not an identity") is TxState.UNKNOWN
     shared_portal().call(abandon(client, query.sink))  # lets the half queue drain
 
 
@@ -508,7 +508,7 @@ def test_an_abandoned_sink_can_neither_write_nor_commit(
         portal.call(abandon(client, "never-seen"))
     until(lambda: half_queue_is_empty(site), "half messages stay undecided")
     assert count(site, topic) == query.everything(1)
-    assert resolver.answers[Outcome.ROLLBACK] > 0
+    assert resolver.answers[TxState.ROLLBACK] > 0
 
 
 def test_a_broker_that_commits_twice_is_refused(

@@ -17,7 +17,7 @@ import click
 from skylark.cli.cli_context import CliContext
 from skylark.cli.command_helpers import combined, confirm
 from skylark.cli.exit_codes import UnreachableError
-from skylark.cli.job.job_options import ProgressBar, bars, stopping
+from skylark.cli.job.job_options import bars, stopping
 from skylark.cli.output import records
 
 if TYPE_CHECKING:
@@ -184,12 +184,7 @@ def run(context: CliContext, file: Path, names: tuple[str, ...], available_now: 
         chosen = [pipeline for pipeline, _ in starts]
         with stopping() as stop, bars(context, [each.name for each in chosen]) as move:
             runs = run_pipelines(
-                spark,
-                document,
-                chosen,
-                watcher=ProgressBar(move),
-                stop=stop,
-                available_now=available_now,
+                spark, document, chosen, watcher=move, stop=stop, available_now=available_now
             )
     columns = ("pipeline", "state", "batches", "rows", "seconds", "lag", "problem")
     context.output.rows(columns, runs)

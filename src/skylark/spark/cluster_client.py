@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from typing import Any, Final, Generic, TypeVar
 
 from skylark.admin.admin_client import Admin
 from skylark.admin.admin_session import Session
@@ -19,6 +19,7 @@ from skylark.client.core.client_options import ClientOptions
 from skylark.spark.option_table import Connection
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 
 class Cluster:
@@ -60,23 +61,33 @@ def client_options(connection: Connection) -> ClientOptions:
     return ClientOptions(namesrv=connection.name_server, acl=acl)
 
 
-_lock: Final = threading.Lock()
-_clusters: Final[dict[tuple[int, Connection], Cluster]] = {}
+class SharedClients(Generic[K, T]):
+    """The clients that this process shares, one per key; a forked child opens its own."""
+
+    def __init__(self, make: Callable[[K], T], close: Callable[[T], object]) -> None:
+        self._make = make
+        self._close = close
+        self._lock = threading.Lock()
+        self._clients: dict[tuple[int, K], T] = {}
+
+    def get(self, key: K) -> T:
+        """The client for ``key``, opened on first use."""
+        mine = (os.getpid(), key)
+        with self._lock:
+            if mine not in self._clients:
+                self._clients[mine] = self._make(key)
+            return self._clients[mine]
+
+    def close(self) -> None:
+        """Close the clients of this process; the next use opens new ones."""
+        with self._lock:
+            while self._clients:
+                (process_id, _), client = self._clients.popitem()
+                if process_id == os.getpid():
+                    self._close(client)
 
 
-def shared_cluster(connection: Connection) -> Cluster:
-    """The shared cluster client of this process; a forked child opens its own."""
-    key = (os.getpid(), connection)
-    with _lock:
-        if key not in _clusters:
-            _clusters[key] = Cluster(connection)
-        return _clusters[key]
-
-
-def close_clusters() -> None:
-    """Close the shared connections of this process; the next use opens new ones."""
-    with _lock:
-        while _clusters:
-            (process_id, _), cluster = _clusters.popitem()
-            if process_id == os.getpid():
-                cluster.close()
+_clusters: Final = SharedClients(Cluster, Cluster.close)
+#: The shared cluster client of this process for a connection.
+shared_cluster: Final = _clusters.get
+close_clusters: Final = _clusters.close

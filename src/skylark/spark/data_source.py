@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from skylark.spark.option_table import read_options
 from skylark.spark.source.schema import schema_columns, source_schema
-from skylark.spark.source.source_options import read_source_options, source_options
+from skylark.spark.source.source_options import OPTIONS, source_options
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -35,7 +36,7 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """The default columns, or those of the option ``columns``; raises ConfigError."""
-        return source_schema(read_source_options(self.options).get("columns"))
+        return source_schema(read_options(self.options, OPTIONS).get("columns"))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from skylark.spark.source.source_readers import BatchReader

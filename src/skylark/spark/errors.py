@@ -6,6 +6,7 @@ the process that raised it. :func:`find_cause` returns its message.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection
 from typing import Final
@@ -13,6 +14,8 @@ from typing import Final
 from skylark.client.errors import Missing
 from skylark.core.errors import ClientError
 from skylark.wire.bodies.common_body import MessageQueue
+
+logger = logging.getLogger(__name__)
 
 _OURS: Final = re.compile(r"^(?:\w+: )?skylark(?:\.\w+)+Error: (.+)$", re.MULTILINE)
 
@@ -35,6 +38,25 @@ def messages_expired(missing: Missing) -> DataLossError:
         f" {missing.wanted} is wanted, the first available is {missing.available}",
         hint="raise fileReservedTime of the broker; failOnDataLoss=false continues without them",
     )
+
+
+def first_available(queue: MessageQueue, wanted: int, low: int, *, fail: bool) -> int:
+    """The first offset from ``wanted`` on that a queue which begins at ``low`` still has.
+
+    Raises DataLossError if messages before it are gone; without ``fail`` it logs a warning.
+    """
+    if wanted >= low:
+        return wanted
+    lost = Missing(queue=queue, wanted=wanted, available=low, count=low - wanted)
+    if fail:
+        raise messages_expired(lost)
+    log_missing(lost)
+    return low
+
+
+def log_missing(missing: Missing) -> None:
+    """Warn about messages that a query does not read because they are gone."""
+    logger.warning("continuing in spite of data loss: %s", messages_expired(missing).message)
 
 
 def queue_recreated(queue: MessageQueue, wanted: int, end: int) -> DataLossError:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         QueryProgressEvent,
         QueryStartedEvent,
         QueryTerminatedEvent,
+        StreamingQueryProgress,
     )
 
 
@@ -84,10 +85,8 @@ class LagListener(StreamingQueryListener):
         progress = event.progress
         query = progress.name or str(progress.id)
         now = datetime.fromisoformat(progress.timestamp).timestamp()
-        for source in progress.sources:
-            end, latest = progress_offset(source.endOffset), progress_offset(source.latestOffset)
-            if end is not None and latest is not None:
-                self._export(query, now, end, latest)
+        for end, latest in progress_offsets(progress):
+            self._export(query, now, end, latest)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """The gauges keep their last values."""
@@ -106,6 +105,16 @@ class LagListener(StreamingQueryListener):
 def _statistics(lags: Mapping[MessageQueue, int]) -> dict[str, float]:
     values = list(lags.values()) or [0]
     return {"min": min(values), "max": max(values), "avg": sum(values) / len(values)}
+
+
+def progress_offsets(
+    progress: StreamingQueryProgress,
+) -> Iterator[tuple[StreamOffset, StreamOffset]]:
+    """End and latest offset of each source of ours in a progress report."""
+    for source in progress.sources:
+        end, latest = progress_offset(source.endOffset), progress_offset(source.latestOffset)
+        if end is not None and latest is not None:
+            yield end, latest
 
 
 def progress_offset(text: Any) -> StreamOffset | None:

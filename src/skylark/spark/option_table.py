@@ -127,6 +127,17 @@ def text_of(what: str) -> Callable[[str], str]:
     return parse
 
 
+def valid_name(problem_of: Callable[[str], str | None]) -> Callable[[str], str]:
+    """A parser for names with which ``problem_of`` finds no problem."""
+
+    def parse(text: str) -> str:
+        if problem := problem_of(text):
+            raise ValueError(problem)
+        return text
+
+    return parse
+
+
 def one_of(*names: str) -> Callable[[str], str]:
     """A parser for one of these names, in upper or lower case."""
 

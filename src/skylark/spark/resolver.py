@@ -15,11 +15,10 @@ is nothing to decide.
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
-
-import msgspec
 
 from skylark.admin.errors import NotFoundError
 from skylark.client.core.client_message import MessageExt, TxState
@@ -31,7 +30,6 @@ from skylark.spark.exactly_once.txn_log_records import (
     IDENTITY_PROPERTY,
     RESOLVER_GROUP,
     BatchStatus,
-    Outcome,
     outcome_of,
     read_identity,
 )
@@ -47,17 +45,6 @@ BATCH_COUNT_MAX: Final = 10_000
 UNDECIDED_S: Final = 1.0
 RETRY_S: Final = 5.0
 
-STATES: Final = {
-    Outcome.COMMIT: TxState.COMMIT,
-    Outcome.ROLLBACK: TxState.ROLLBACK,
-    Outcome.UNKNOWN: TxState.UNKNOWN,
-}
-
-
-class _Remembered(msgspec.Struct):
-    status: BatchStatus
-    read_at: float
-
 
 class OutcomeLookup:
     """Looks up outcomes of half messages in the log; caches the status of batches."""
@@ -65,24 +52,23 @@ class OutcomeLookup:
     def __init__(self, txn_log: TxnLog, clock: Clock) -> None:
         self._log = txn_log
         self._clock = clock
-        self._remembered: OrderedDict[tuple[str, int], _Remembered] = OrderedDict()
+        # By sink and batch: the status, and until when it may be used.
+        self._remembered: OrderedDict[tuple[str, int], tuple[BatchStatus, float]] = OrderedDict()
 
-    async def outcome(self, text: str | None) -> Outcome:
+    async def outcome(self, text: str | None) -> TxState:
         """The outcome of the half message with this identity; raises SkylarkError."""
         identity = read_identity(text)
         if identity is None:
-            return Outcome.UNKNOWN
+            return TxState.UNKNOWN
         return outcome_of(identity, await self._status(identity.sink, identity.batch))
 
     async def _status(self, sink: str, batch: int) -> BatchStatus:
         key = (sink, batch)
-        known = self._remembered.get(key)
-        now = self._clock.monotonic()
-        if known is not None and (_is_final(known.status) or now - known.read_at < UNDECIDED_S):
-            self._remembered.move_to_end(key)
-            return known.status
-        status = (await self._log.read_status(sink, batch)).status
-        self._remembered[key] = _Remembered(status, self._clock.monotonic())
+        status, until = self._remembered.get(key, (None, 0.0))
+        if status is None or self._clock.monotonic() >= until:
+            status = (await self._log.read_status(sink, batch)).status
+            until = math.inf if _is_final(status) else self._clock.monotonic() + UNDECIDED_S
+            self._remembered[key] = status, until
         self._remembered.move_to_end(key)
         if len(self._remembered) > BATCH_COUNT_MAX:
             self._remembered.popitem(last=False)
@@ -101,7 +87,7 @@ class Resolver:
         self._clock = clock or LoopClock()
         self._client: SinkClient | None = None
         self._outcomes: OutcomeLookup | None = None
-        self.answers: dict[Outcome, int] = dict.fromkeys(Outcome, 0)  #: given so far
+        self.answers: dict[TxState, int] = dict.fromkeys(TxState, 0)  #: given so far
 
     async def start(self) -> None:
         """Register with all brokers; raises SkylarkError."""
@@ -151,12 +137,12 @@ class Resolver:
         try:
             outcome = await self._outcomes.outcome(text)
         except NotFoundError:
-            outcome = Outcome.UNKNOWN
+            outcome = TxState.UNKNOWN
         except SkylarkError as error:
             logger.warning("cannot read the log to decide half message %s: %s", text, error)
-            outcome = Outcome.UNKNOWN
+            outcome = TxState.UNKNOWN
         self.answers[outcome] += 1
-        return STATES[outcome]
+        return outcome
 
 
 async def resolve_forever(

@@ -33,7 +33,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -153,6 +153,24 @@ def make_session(
         return builder.getOrCreate()
     with without_noise():
         return builder.getOrCreate()
+
+
+@contextmanager
+def command_session(make: Callable[..., SparkSession], *, quiet: bool) -> Iterator[SparkSession]:
+    """The session of one command; ``make`` gets ``quiet`` and makes it.
+
+    An active session is used and not stopped at the end. With ``quiet`` neither pyspark nor a new
+    JVM logs errors: the raised error is enough.
+    """
+    active = SparkSession.getActiveSession()
+    if quiet:
+        silence_error_loggers()
+    spark = make(quiet=quiet and active is None)
+    try:
+        yield spark
+    finally:
+        if active is None:
+            spark.stop()
 
 
 def silence_error_loggers() -> None:

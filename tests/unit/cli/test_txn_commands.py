@@ -25,9 +25,9 @@ from skylark.spark.exactly_once.half_message_completion import (
 from skylark.spark.exactly_once.txn_admin import repair
 from skylark.spark.option_table import Connection
 from skylark.spark.sink.row_encoder import RowPlan
-from skylark.spark.sink.sink_client import close_clients
+from skylark.spark.sink.sink_client import close_clients, sink_client
 from skylark.spark.sink.sink_options import SinkOptions
-from skylark.spark.sink.task_writer import TaskId, sink_client, write_exactly_once
+from skylark.spark.sink.task_writer import TaskId, write_exactly_once
 from skylark.sync import Admin, read_arrow
 from tests.unit.cli.ups import TIMEOUT_S, command, environment, run, up
 
@@ -61,7 +61,7 @@ class Sink:
         return write_exactly_once([rows], self._options, plan, task)[1]
 
     def commit(self, prepared: Prepared) -> CompletionCounts:
-        coordinator = CommitCoordinator(self.client, 10.0)
+        coordinator = CommitCoordinator(self.client, self._options)
         shared_portal().call(coordinator.commit(self._name, prepared.batch, [prepared]))
         return coordinator.ended
 

@@ -13,7 +13,7 @@ from skylark import ClientOptions, TxState
 from skylark.admin.errors import NotFoundError
 from skylark.core.errors import ConnectError
 from skylark.spark.exactly_once.commit_protocol import StatusView
-from skylark.spark.exactly_once.txn_log_records import BatchStatus, Decision, Outcome, Winner
+from skylark.spark.exactly_once.txn_log_records import BatchStatus, Decision, Winner
 from skylark.spark.resolver import UNDECIDED_S, OutcomeLookup, Resolver
 from skylark.testing.virtual_clock import VirtualClock
 
@@ -52,8 +52,8 @@ async def test_the_status_of_a_decided_batch_is_cached() -> None:
     log.status = DECIDED
     lookup = lookup_over(log, clock)
     for seq in range(100):
-        assert await lookup.outcome(f"s:1:0:{ATTEMPT}:{seq}") is Outcome.COMMIT
-    assert await lookup.outcome("s:1:0:00000000000000bb:0") is Outcome.ROLLBACK
+        assert await lookup.outcome(f"s:1:0:{ATTEMPT}:{seq}") is TxState.COMMIT
+    assert await lookup.outcome("s:1:0:00000000000000bb:0") is TxState.ROLLBACK
     assert log.looks == [("s", 1)]
 
 
@@ -61,11 +61,11 @@ async def test_the_status_of_an_undecided_batch_is_read_again() -> None:
     log, clock = FakeLog(), VirtualClock()
     lookup = lookup_over(log, clock)
     for _ in range(100):
-        assert await lookup.outcome(f"s:1:0:{ATTEMPT}:0") is Outcome.UNKNOWN
+        assert await lookup.outcome(f"s:1:0:{ATTEMPT}:0") is TxState.UNKNOWN
     assert len(log.looks) == 1
     log.status = DECIDED
     await clock.advance(UNDECIDED_S)
-    assert await lookup.outcome(f"s:1:0:{ATTEMPT}:0") is Outcome.COMMIT
+    assert await lookup.outcome(f"s:1:0:{ATTEMPT}:0") is TxState.COMMIT
     assert len(log.looks) == 2
 
 
@@ -74,7 +74,7 @@ async def test_the_log_is_not_read_for_foreign_half_messages() -> None:
     log = FakeLog()
     lookup = lookup_over(log, VirtualClock())
     for text in (None, "", "order-1", "s:1:0:nothex:0"):
-        assert await lookup.outcome(text) is Outcome.UNKNOWN
+        assert await lookup.outcome(text) is TxState.UNKNOWN
     assert log.looks == []
 
 
@@ -88,7 +88,7 @@ async def test_the_outcome_is_unknown_if_the_log_cannot_be_read() -> None:
         assert await resolver.check(half) is TxState.UNKNOWN
     log.error, log.status = None, DECIDED
     assert await resolver.check(half) is TxState.COMMIT
-    assert resolver.answers == {Outcome.COMMIT: 1, Outcome.ROLLBACK: 0, Outcome.UNKNOWN: 2}
+    assert resolver.answers == {TxState.COMMIT: 1, TxState.ROLLBACK: 0, TxState.UNKNOWN: 2}
 
 
 def test_it_runs_where_spark_and_arrow_are_not_installed() -> None:

@@ -198,21 +198,18 @@ def running(context: CliContext, name: str, given: SparkGiven) -> Iterator[Job]:
     A session that already runs is reused and not stopped.
     """
     from skylark.spark.error_translation import translate_errors
-    from skylark.spark.jobs.job_runner import Job, session
+    from skylark.spark.jobs.job_runner import Job
+    from skylark.spark.session import command_session, make_session
 
     with ExitStack() as stack:
         stack.enter_context(translate_errors())
-        spark = stack.enter_context(
-            session(
-                given.master,
-                app_name=f"skylark job {name}",
-                conf=given.conf,
-                quiet=not context.debug,
-            )
+        make = functools.partial(
+            make_session, given.master, app_name=f"skylark job {name}", conf=given.conf
         )
+        spark = stack.enter_context(command_session(make, quiet=not context.debug))
         stop = stack.enter_context(stopping())  # after Spark, which installs a SIGINT handler
         move = stack.enter_context(bars(context, [name]))
-        yield Job(spark=spark, report=ProgressBar(functools.partial(move, name)), stop=stop)
+        yield Job(spark=spark, report=functools.partial(move, name), stop=stop)
 
 
 def show_spans(context: CliContext, spans: Sequence[QueueSpan]) -> None:
@@ -253,12 +250,6 @@ def stopping() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class ProgressBar(NamedTuple):
-    """Progress bars in the form that jobs and pipelines expect."""
-
-    progress: Callable[..., None]
 
 
 @contextmanager

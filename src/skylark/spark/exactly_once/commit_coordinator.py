@@ -29,6 +29,7 @@ from skylark.spark.exactly_once.half_message_completion import (
 )
 from skylark.spark.exactly_once.txn_log import TxnLog
 from skylark.spark.sink.sink_client import SinkClient
+from skylark.spark.sink.sink_options import SinkOptions
 
 logger = logging.getLogger(__name__)
 
@@ -36,17 +37,11 @@ logger = logging.getLogger(__name__)
 class CommitCoordinator:
     """Commits and aborts the batches of a sink."""
 
-    def __init__(
-        self,
-        client: SinkClient,
-        patience_s: float,
-        *,
-        verify: bool = False,
-        strict_ack: bool = False,
-    ) -> None:
-        """``patience_s``: how long to retry one half; ``verify``: see HalfMessageCompleter."""
-        self._log = TxnLog(client, strict_ack=strict_ack)
-        self._completer = HalfMessageCompleter(client, patience_s, verify=verify)
+    def __init__(self, client: SinkClient, options: SinkOptions) -> None:
+        """``deliveryTimeoutMs`` is how long one half message is retried."""
+        patience_s = options.delivery_timeout_ms / 1000
+        self._log = TxnLog(client, strict_ack=options.strict_ack)
+        self._completer = HalfMessageCompleter(client, patience_s, verify=options.verify)
         self.ended = CompletionCounts()  #: figures of all commits so far
 
     async def commit(self, sink: str, batch: int, messages: Sequence[Prepared]) -> None:

@@ -70,13 +70,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_winner(self) -> Winner:
         """The entry of this attempt in a decision."""
-        return Winner(
-            partition=self.partition,
-            attempt=self.attempt,
-            count=self.count,
-            manifests=self.manifests,
-            void=self.void,
-        )
+        return msgspec.convert(self, Winner, from_attributes=True)
 
 
 class ReadStatus(msgspec.Struct, frozen=True):

@@ -121,12 +121,9 @@ class HalfMessageCompleter:
     async def commit(self, places: Sequence[HalfLocation], *, ordered: bool) -> CompletionCounts:
         """Commit half messages; raises the first failure after all requests have ended."""
         ended = CompletionCounts()
-        if ordered:
-            lanes = _grouped(places, lambda place: place.queue)
-            await gather_all(self._commit_lane(lane, ended, ordered=True) for lane in lanes)
-        else:
-            parts = _portions(places)
-            await gather_all(self._commit_lane(part, ended, ordered=False) for part in parts)
+        lanes: Iterable[Sequence[HalfLocation]]
+        lanes = _grouped(places, lambda place: place.queue) if ordered else _portions(places)
+        await gather_all(self._commit_lane(lane, ended, ordered=ordered) for lane in lanes)
         return ended
 
     async def _commit_lane(

@@ -19,6 +19,7 @@ import msgspec
 from skylark.admin.errors import NotFoundError
 from skylark.client.consumer.range_reader import fixed_address, pull_range
 from skylark.client.core.broker_calls import make_request
+from skylark.client.core.client_message import TxState
 from skylark.core.errors import BrokerError
 from skylark.core.names import CHECK_MAX_TIME_TOPIC
 from skylark.spark.exactly_once.txn_log import Entry, TxnLog
@@ -29,7 +30,6 @@ from skylark.spark.exactly_once.txn_log_records import (
     Decision,
     Done,
     Manifest,
-    Outcome,
 )
 from skylark.spark.resolver import OutcomeLookup
 from skylark.spark.sink.sink_client import SinkClient
@@ -125,13 +125,13 @@ async def repair(client: SinkClient, *, dry_run: bool = False) -> RepairReport:
             report.foreign += 1
             continue
         match await lookup.outcome(text):
-            case Outcome.UNKNOWN:
+            case TxState.UNKNOWN:
                 report.undecided += 1
-            case Outcome.ROLLBACK:
+            case TxState.ROLLBACK:
                 report.losers += 1
-            case Outcome.COMMIT if dry_run or await _resume(client, address, record):
+            case TxState.COMMIT if dry_run or await _resume(client, address, record):
                 report.resumed += 1
-            case Outcome.COMMIT:
+            case TxState.COMMIT:
                 report.committed_before += 1
     return report
 

@@ -31,7 +31,6 @@ as well, although its attempt is a winner.
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import re
 from collections.abc import Generator, Iterable, Sequence
@@ -40,6 +39,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from skylark.client.core.client_message import TxState
 from skylark.core.errors import RemoteProtocolError
 from skylark.core.names import SPARK_PRODUCER_GROUP
 
@@ -60,14 +60,6 @@ _SINK: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _IDENTITY: Final = re.compile(
     r"([A-Za-z0-9._-]{1,64}):(\d{1,18}):(\d{1,9}):([0-9a-f]{16}):(\d{1,14})"
 )
-
-
-class Outcome(enum.Enum):
-    """Outcome of a half message."""
-
-    COMMIT = "commit"
-    ROLLBACK = "rollback"
-    UNKNOWN = "unknown"
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -256,14 +248,14 @@ def walk_back(
     return status_of(found, batch)
 
 
-def outcome_of(identity: Identity, status: BatchStatus) -> Outcome:
+def outcome_of(identity: Identity, status: BatchStatus) -> TxState:
     """The outcome of a half message by the status of its batch."""
     decision = status.decision
     if decision is not None:
         winner = decision.winner(identity.partition, identity.attempt)
         if winner is not None and identity.seq not in winner.void:
-            return Outcome.COMMIT
-        return Outcome.ROLLBACK
+            return TxState.COMMIT
+        return TxState.ROLLBACK
     if status.abandoned or status.later:
-        return Outcome.ROLLBACK
-    return Outcome.UNKNOWN
+        return TxState.ROLLBACK
+    return TxState.UNKNOWN

@@ -33,8 +33,8 @@ from skylark.spark.error_translation import condition_of, is_spark_error, transl
 from skylark.spark.jobs.job_runner import (
     Report,
     checkpoint_state,
-    cluster_options,
     follow_query,
+    stream_source,
     with_trigger,
 )
 from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans
@@ -81,15 +81,15 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def source(self) -> dict[str, str]:
         """The options of the source."""
-        given = {
-            **cluster_options(self.namesrv),
-            "topics": ",".join(self.topics),
-            "columns": ",".join(ALL_TYPES),
-            "startingOffsets": self.start,
-            "maxOffsetsPerTrigger": str(self.rows_per_batch),
-        }
-        optional = {"tags": self.tags, "group": self.group}
-        return given | {name: value for name, value in optional.items() if value is not None}
+        return stream_source(
+            self.namesrv,
+            start=self.start,
+            rows_per_batch=self.rows_per_batch,
+            topics=",".join(self.topics),
+            columns=",".join(ALL_TYPES),
+            tags=self.tags,
+            group=self.group,
+        )
 
 
 class ArchiveSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,11 +130,7 @@ def run(
         output=options.output,
         checkpoint=options.checkpoint_folder,
         rows=totals.rows,
-        batches=totals.batches,
-        seconds=totals.seconds,
-        rows_per_second=totals.rows_per_second,
-        lag=totals.lag,
-        stopped=totals.stopped,
+        **totals.figures,
     )
 
 

@@ -1,6 +1,6 @@
 """Runner of Spark work for data jobs: follows a query or a batch, reports progress, stops it.
 
-A job gets a :class:`Report` that it calls with its progress, and a ``threading.Event`` that asks it
+A job gets a :data:`Report` that it calls with its progress, and a ``threading.Event`` that asks it
 to stop. :func:`follow_query` follows a streaming query until it ends by itself (``availableNow``)
 or is asked to stop: then the current batch is finished first, and the next run continues from the
 checkpoint. :func:`follow_batch` does the same for a batch, which it cancels when asked to stop.
@@ -14,24 +14,21 @@ that is done.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 from uuid import uuid4
 
 import msgspec
 from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.utils import is_remote
 
 from skylark.core.clock import SystemClock, TimeSource
 from skylark.core.names import LOCAL_NAMESRV, NAMESRV_VARIABLES, resolve_namesrv
 from skylark.spark.error_translation import is_spark_error, translate_errors
-from skylark.spark.lag_listener import progress_offset, queue_lags
-from skylark.spark.session import make_session, silence_error_loggers
+from skylark.spark.lag_listener import progress_offsets, queue_lags
 from skylark.spark.sink.row_properties import RESERVED_NAMES, RESERVED_PREFIXES
 from skylark.spark.source.stream_offset import StreamOffset, decode_offset
 from skylark.wire.properties import PROPERTY_UNIQ_KEY
@@ -58,18 +55,8 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     done: bool = False
 
 
-class Report(Protocol):
-    """Receiver of progress reports."""
-
-    def progress(self, progress: JobProgress) -> None:
-        """Called about once a second, and once at the end with ``done``."""
-
-
-class NoReport:
-    """Ignores all progress reports."""
-
-    def progress(self, progress: JobProgress) -> None:
-        """Ignored."""
+#: Receiver of progress: called about once a second, and once at the end with ``done``.
+Report: TypeAlias = Callable[[JobProgress], object]
 
 
 class StreamTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,9 +69,11 @@ class StreamTotals(msgspec.Struct, frozen=True, kw_only=True):
     stopped: bool  #: ended because ``stop`` was set
 
     @property
-    def rows_per_second(self) -> int:
-        """The mean rate of the run."""
-        return round(self.rows / max(self.seconds, 0.001))
+    def figures(self) -> dict[str, Any]:
+        """The fields that the summaries of all streaming jobs have, and the mean rate."""
+        figures = msgspec.structs.asdict(self)
+        rows = figures.pop("rows")
+        return {**figures, "rows_per_second": round(rows / max(self.seconds, 0.001))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,26 +83,6 @@ class Job:
     spark: SparkSession
     report: Report
     stop: Event  #: set when the user asks the job to stop
-
-
-@contextmanager
-def session(
-    master: str, *, app_name: str, conf: Mapping[str, str], quiet: bool = True
-) -> Iterator[SparkSession]:
-    """A session for one job; an active session is used and not stopped at the end.
-
-    With ``quiet`` the JVM does not log errors: the raised error is enough.
-    """
-    if quiet:
-        silence_error_loggers()
-    if SparkSession.getActiveSession() is not None:
-        yield make_session(master, conf=conf)
-        return
-    spark = make_session(master, app_name=app_name, conf=conf, quiet=quiet)
-    try:
-        yield spark
-    finally:
-        spark.stop()
 
 
 def cluster_options(namesrv: str | None = None) -> dict[str, str]:
@@ -126,6 +95,19 @@ def cluster_options(namesrv: str | None = None) -> dict[str, str]:
     text = sources.get(found.source) or os.environ[found.source]
     assert text, f"one of {NAMESRV_VARIABLES} was blank"
     return {"nameServer": text}
+
+
+def stream_source(
+    namesrv: str | None, *, start: str, rows_per_batch: int, **given: str | None
+) -> dict[str, str]:
+    """The source options of a streaming job; those that are None are left out."""
+    options = {
+        **cluster_options(namesrv),
+        "startingOffsets": start,
+        "maxOffsetsPerTrigger": str(rows_per_batch),
+        **given,
+    }
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def cores(spark: SparkSession) -> int:
@@ -181,7 +163,7 @@ def follow_batch(
 
         def report_progress() -> None:
             while not ended.wait(POLL_S):
-                report.progress(counter.update())
+                report(counter.update())
                 if stop is not None and stop.is_set():
                     context.cancelJobGroup(counter.group)
 
@@ -199,7 +181,7 @@ def follow_batch(
             ended.set()
             reporter.join()
             context._jsc.sc().clearJobGroup()
-        report.progress(counter.update(done=True))
+        report(counter.update(done=True))
         return result
 
 
@@ -265,7 +247,7 @@ def follow_query(
     with translate_errors():
         while not query.awaitTermination(POLL_S):
             counter.update()
-            report.progress(counter.progress())
+            report(counter.progress())
             if not stop.is_set():
                 continue
             current_batch = current_batch or counter.latest
@@ -274,7 +256,7 @@ def follow_query(
                 stopped = True
                 break
     counter.update()
-    report.progress(counter.progress(done=True))
+    report(counter.progress(done=True))
     return counter.totals(stopped=stopped)
 
 
@@ -331,12 +313,8 @@ def _key(progress: StreamingQueryProgress) -> _Key:
 
 def stream_lag(progress: StreamingQueryProgress) -> int | None:
     """The number of messages after the end of this batch, over all sources of ours."""
-    lags = []
-    for source in progress.sources:
-        end, latest = progress_offset(source.endOffset), progress_offset(source.latestOffset)
-        if end is not None and latest is not None:
-            lags.append(sum(queue_lags(end, latest).values()))
-    return sum(lags) if lags else None
+    lags = [queue_lags(end, latest) for end, latest in progress_offsets(progress)]
+    return sum(sum(lag.values()) for lag in lags) if lags else None
 
 
 # ---- checkpoints --------------------------------------------------------------------------------

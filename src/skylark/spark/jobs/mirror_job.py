@@ -52,15 +52,17 @@ from skylark.spark.jobs.job_runner import (
     checkpoint_offset,
     cluster_options,
     follow_query,
+    stream_source,
     user_properties,
     with_trigger,
 )
 from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans, topic_route
 from skylark.spark.sink.row_batcher import RowBatcher, RowRequest
-from skylark.spark.sink.row_encoder import SINK_TYPES, BadRowError, RowPlan, RowReader, Rows
+from skylark.spark.sink.row_encoder import SINK_TYPES, BadRowError, RowPlan, RowReader
+from skylark.spark.sink.sink_client import sink_client
 from skylark.spark.sink.sink_options import SinkOptions, read_sink_options
 from skylark.spark.sink.sink_sender import SinkSender, Written
-from skylark.spark.sink.task_writer import open_sender, sink_client
+from skylark.spark.sink.task_writer import open_sender
 from skylark.spark.source.source_options import source_options
 from skylark.wire.bodies.common_body import MessageQueue
 
@@ -124,16 +126,16 @@ class MirrorOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def source(self) -> dict[str, str]:
         """The options of the source."""
-        given = {
-            **cluster_options(self.namesrv),
-            "topic": self.topic,
-            "columns": ",".join(_COLUMNS),
-            "startingOffsets": self.start,
-            "maxOffsetsPerTrigger": str(self.rows_per_batch),
-            "maxRecordsPerPartition": _WHOLE_QUEUES,
-        }
-        optional = {"tags": self.tags, "group": self.group}
-        return given | {name: value for name, value in optional.items() if value is not None}
+        return stream_source(
+            self.namesrv,
+            start=self.start,
+            rows_per_batch=self.rows_per_batch,
+            topic=self.topic,
+            columns=",".join(_COLUMNS),
+            maxRecordsPerPartition=_WHOLE_QUEUES,
+            tags=self.tags,
+            group=self.group,
+        )
 
     @property
     def sink(self) -> dict[str, str]:
@@ -164,14 +166,9 @@ class MirrorSummary(msgspec.Struct, frozen=True, kw_only=True):
     stopped: bool
 
 
-class MirroredQueue(msgspec.Struct, frozen=True, kw_only=True):
+class MirroredQueue(QueueSpan, frozen=True, kw_only=True):
     """The range of a queue that a run would copy, and its target queue."""
 
-    broker_name: str
-    queue_id: int
-    start: int
-    end: int
-    rows: int
     to_broker_name: str
     to_queue_id: int
 
@@ -181,11 +178,8 @@ class _Clusters(msgspec.Struct, frozen=True, kw_only=True):
 
     from_cluster: str
     to_cluster: str
-    source: tuple[MessageQueue, ...]
+    routed: dict[MessageQueue, MessageQueue]  #: readable queues of the source -> their targets
     target: tuple[MessageQueue, ...]
-
-    def routed(self) -> dict[MessageQueue, MessageQueue]:
-        return queue_map(self.source, self.target)
 
 
 def run(
@@ -212,30 +206,25 @@ def run(
         rows_read=totals.rows,
         rows_sent=sent.rows,
         rows_skipped=max(0, totals.rows - sent.rows),
-        batches=totals.batches,
-        seconds=totals.seconds,
-        rows_per_second=totals.rows_per_second,
-        lag=totals.lag,
-        stopped=totals.stopped,
+        **totals.figures,
     )
 
 
 def plan(spark: SparkSession, options: MirrorOptions) -> list[MirroredQueue]:
     """What a run would copy now; raises SkylarkError."""
-    routed = check_clusters(options).routed()
+    routed = check_clusters(options).routed
     with translate_errors():
         spans = queue_spans(options.source, checkpoint_offset(spark, options.checkpoint))
-    return [_mirrored(span, routed[_queue_of(span)]) for span in spans]
+    return [_mirrored(span, routed[span.queue]) for span in spans]
 
 
 # ---- one batch -----------------------------------------------------------------------------------
 
 
-class _Sent:
+class _Sent(msgspec.Struct):
     """Number of rows that this run has sent; batches add to it one after the other."""
 
-    def __init__(self) -> None:
-        self.rows = 0
+    rows: int = 0
 
 
 def _copy(options: MirrorOptions, sent: _Sent, frame: DataFrame, batch: int) -> None:
@@ -248,7 +237,7 @@ def _copy(options: MirrorOptions, sent: _Sent, frame: DataFrame, batch: int) -> 
     )
     (
         mirrored_rows(
-            frame, clusters.routed(), clusters.target, clusters.from_cluster, clusters.to_cluster
+            frame, clusters.routed, clusters.target, clusters.from_cluster, clusters.to_cluster
         )
         .mapInArrow(send, PAIR_SCHEMA)
         .observe(observation, F.sum("count").alias("rows"))
@@ -338,7 +327,7 @@ def check_clusters(options: MirrorOptions) -> _Clusters:
     return _Clusters(
         from_cluster=options.name or _cluster_name(source, options.topic, "--cluster-name"),
         to_cluster=options.to_name or _cluster_name(target, options.target, "--to-cluster-name"),
-        source=tuple(readable),
+        routed=queue_map(readable, writable),
         target=tuple(writable),
     )
 
@@ -352,17 +341,9 @@ def _cluster_name(route: TopicRouteData, topic: str, option: str) -> str:
     return names[0]
 
 
-def _queue_of(span: QueueSpan) -> MessageQueue:
-    return MessageQueue(topic=span.topic, broker_name=span.broker_name, queue_id=span.queue_id)
-
-
 def _mirrored(span: QueueSpan, target: MessageQueue) -> MirroredQueue:
     return MirroredQueue(
-        broker_name=span.broker_name,
-        queue_id=span.queue_id,
-        start=span.start,
-        end=span.end,
-        rows=span.rows,
+        **msgspec.structs.asdict(span),
         to_broker_name=target.broker_name,
         to_queue_id=target.queue_id,
     )
@@ -409,18 +390,14 @@ def send_rows(
             plan = RowPlan(columns=tuple(name for name in batch.schema.names if name in SINK_TYPES))
             reader = RowReader(plan, options, client.sender.common or {}, client.sender.next_id)
             rows = reader.read(batch)
-            _require_good(rows)
+            for position, reason in rows.bad.items():
+                raise _bad_row(position, reason)
             placed.offsets = np.full(batch.num_rows, -1)
             queues = {topic: portal.call(client.queues(topic))}
             for request in batcher.requests_of(rows, queues):
                 portal.call(sender.put(request))
             portal.call(sender.finish())
             yield offset_runs(batch, placed.offsets, source_topic, topic)
-
-
-def _require_good(rows: Rows) -> None:
-    for position, reason in rows.bad.items():
-        raise _bad_row(position, reason)
 
 
 def _bad_row(position: int, reason: str) -> BadRowError:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from skylark.admin.admin_session import Session
 from skylark.spark.cluster_client import shared_cluster
 from skylark.spark.sink.sink_options import read_sink_options
 from skylark.spark.source.offset_options import Named
-from skylark.spark.source.queue_bounds import ClusterInspector, with_retries
+from skylark.spark.source.queue_bounds import ClusterInspector, ask_cluster
 from skylark.spark.source.source_options import source_options
 from skylark.spark.source.start_offsets import OffsetResolver
 from skylark.spark.source.stream_offset import StreamOffset
@@ -33,6 +34,10 @@ class QueueSpan(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     rows: int  #: number of offsets in it
 
+    @property
+    def queue(self) -> MessageQueue:
+        return MessageQueue(topic=self.topic, broker_name=self.broker_name, queue_id=self.queue_id)
+
 
 def queue_spans(options: Mapping[str, str], start: StreamOffset | None = None) -> list[QueueSpan]:
     """The ranges that a read with these source options would read now.
@@ -41,11 +46,10 @@ def queue_spans(options: Mapping[str, str], start: StreamOffset | None = None) -
     Raises NotFoundError for a topic, NoNameServerError, TransportError for a broker.
     """
     given = source_options(options, streaming=False)
-    cluster = shared_cluster(given.connection)
 
-    async def find() -> list[QueueSpan]:
-        snapshot = await ClusterInspector(cluster.session, given).first_snapshot()
-        resolver = OffsetResolver(cluster.session, given, snapshot)
+    async def find(session: Session) -> list[QueueSpan]:
+        snapshot = await ClusterInspector(session, given).first_snapshot()
+        resolver = OffsetResolver(session, given, snapshot)
         if start is None:
             starts = await resolver.start()
         else:  # queues that the checkpoint does not have start by the default
@@ -55,9 +59,17 @@ def queue_spans(options: Mapping[str, str], start: StreamOffset | None = None) -
                 for queue, bounds in snapshot.bounds.items()
             }
         ends = await resolver.end(starts)
-        return [_span(queue, starts[queue], ends[queue]) for queue in sorted(starts)]
+        return [
+            QueueSpan(
+                **msgspec.structs.asdict(queue),
+                start=starts[queue],
+                end=ends[queue],
+                rows=ends[queue] - starts[queue],
+            )
+            for queue in sorted(starts)
+        ]
 
-    return cluster.run(with_retries(cluster.session, given, find))
+    return ask_cluster(given, find)
 
 
 def require_topics(options: Mapping[str, str]) -> None:
@@ -74,14 +86,3 @@ def topic_route(options: Mapping[str, str], topic: str) -> TopicRouteData:
     connection = read_sink_options({"nameServer": options["nameServer"]}).connection
     session = (cluster := shared_cluster(connection)).session
     return cluster.run(session.route(session.wrap(topic)))
-
-
-def _span(queue: MessageQueue, start: int, end: int) -> QueueSpan:
-    return QueueSpan(
-        topic=queue.topic,
-        broker_name=queue.broker_name,
-        queue_id=queue.queue_id,
-        start=start,
-        end=end,
-        rows=end - start,
-    )

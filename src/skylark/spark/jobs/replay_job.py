@@ -40,8 +40,9 @@ from skylark.spark.jobs.job_runner import (
     user_properties,
 )
 from skylark.spark.sink.row_encoder import plan_rows
+from skylark.spark.sink.sink_client import sink_client
 from skylark.spark.sink.sink_options import SinkOptions, read_sink_options
-from skylark.spark.sink.task_writer import TaskId, sink_client, write_at_least_once
+from skylark.spark.sink.task_writer import TaskId, write_at_least_once
 from skylark.wire.bodies.common_body import MessageQueue
 
 if TYPE_CHECKING:

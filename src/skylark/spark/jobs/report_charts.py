@@ -16,8 +16,9 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from skylark.core.errors import ConfigError
 from skylark.spark.jobs.topic_report import KeyShare, TopicReport, amount, duration
@@ -68,13 +69,12 @@ _HOT_SHOWN: Final = 10
 _QUEUE_LABELS_MAX: Final = 16
 
 
-class Panel:
+class Panel(NamedTuple):
     """One chart of a report."""
 
-    def __init__(self, name: str, draw: Draw, *, wide: bool = False) -> None:
-        self.name = name
-        self.draw = draw
-        self.wide = wide
+    name: str
+    draw: Draw
+    wide: bool = False
 
 
 def panels(report: TopicReport) -> list[Panel]:
@@ -85,10 +85,12 @@ def panels(report: TopicReport) -> list[Panel]:
     found.append(Panel("latency", _draw_latency))
     found.append(Panel("lag", _draw_unread) if report.group else Panel("volume", _draw_volume))
     found += [Panel("sizes", _draw_sizes), Panel("queues", _draw_queues)]
-    if report.keys.hottest:
-        found.append(Panel("keys", _draw_keys))
-    if report.sharding_keys.hottest:
-        found.append(Panel("sharding-keys", _draw_sharding_keys))
+    for name, share, title in (
+        ("keys", report.keys, "Hottest keys"),
+        ("sharding-keys", report.sharding_keys, "Hottest sharding keys"),
+    ):
+        if share.hottest:
+            found.append(Panel(name, partial(_draw_hot, share=share, title=title)))
     return found
 
 
@@ -292,15 +294,7 @@ def _draw_queues(axes: Axes, report: TopicReport) -> None:
     _label(axes, "Queues", "messages")
 
 
-def _draw_keys(axes: Axes, report: TopicReport) -> None:
-    _draw_hot(axes, report.keys, "Hottest keys")
-
-
-def _draw_sharding_keys(axes: Axes, report: TopicReport) -> None:
-    _draw_hot(axes, report.sharding_keys, "Hottest sharding keys")
-
-
-def _draw_hot(axes: Axes, share: KeyShare, title: str) -> None:
+def _draw_hot(axes: Axes, _: TopicReport, share: KeyShare, title: str) -> None:
     hottest = share.hottest[:_HOT_SHOWN]
     names = [printable(hot.key, _NAME_LENGTH_MAX) for hot in hottest]
     rows = [hot.rows for hot in hottest]

@@ -52,16 +52,8 @@ if TYPE_CHECKING:
 
     from skylark.admin.consumer_progress import QueueProgress
 
-_COLUMNS: Final = (
-    "brokerName",
-    "queueId",
-    "queueOffset",
-    "keys",
-    "shardingKey",
-    "bornTimestamp",
-    "storeTimestamp",
-    "storeSize",
-)
+_KEPT: Final = ("brokerName", "queueId", "queueOffset", "keys", "shardingKey")
+_COLUMNS: Final = (*_KEPT, "bornTimestamp", "storeTimestamp", "storeSize")
 #: Keys that a task counts at once; with more different keys counts become less exact.
 _KEYS_TRACKED: Final = 10_000
 HOT_KEYS_MAX: Final = 100
@@ -103,23 +95,19 @@ def run(spark: SparkSession, options: ReportOptions, report: Report) -> TopicRep
     with translate_errors():
         frame = spark.read.format("rocketmq").options(**source).load()
         rows = frame.select(
-            "brokerName",
-            "queueId",
-            "queueOffset",
-            "keys",
-            "shardingKey",
+            *_KEPT,
             F.unix_millis("storeTimestamp").alias("stored"),
             (F.unix_millis("storeTimestamp") - F.unix_millis("bornTimestamp")).alias("latency"),
             F.col("storeSize").alias("size"),
         )
         made_ms = cluster.session.clock.now_ms()
         found = _totals(rows, options.hot_keys, TopicReport(topic=options.topic, made_ms=made_ms))
-        report.progress(JobProgress(rows=found.rows))
+        report(JobProgress(rows=found.rows))
         if found.rows:
             found = _divided(rows, found, progress)
     if options.group is not None:
         found = msgspec.structs.replace(found, group=_group_lag(options.group, progress, found))
-    report.progress(JobProgress(rows=found.rows, done=True))
+    report(JobProgress(rows=found.rows, done=True))
     return found
 
 

@@ -31,13 +31,14 @@ from skylark.spark.jobs.job_runner import (
     checkpoint_offset,
     cluster_options,
     follow_query,
+    stream_source,
     with_trigger,
 )
 from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans, topic_route
 from skylark.spark.session import ERROR_LOGGERS
 from skylark.spark.sink.row_encoder import SINK_TYPES, plan_rows
+from skylark.spark.sink.sink_client import sink_client
 from skylark.spark.sink.sink_options import read_sink_options
-from skylark.spark.sink.task_writer import sink_client
 from skylark.spark.source.source_options import source_options
 
 if TYPE_CHECKING:
@@ -78,14 +79,14 @@ class TransformOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def source(self) -> dict[str, str]:
         """The options of the source."""
-        given = {
-            **cluster_options(self.namesrv),
-            "topic": self.topic,
-            "startingOffsets": self.start,
-            "maxOffsetsPerTrigger": str(self.rows_per_batch or _ROWS_PER_BATCH[self.delivery]),
-        }
-        optional = {"tags": self.tags, "group": self.group}
-        return given | {name: value for name, value in optional.items() if value is not None}
+        return stream_source(
+            self.namesrv,
+            start=self.start,
+            rows_per_batch=self.rows_per_batch or _ROWS_PER_BATCH[self.delivery],
+            topic=self.topic,
+            tags=self.tags,
+            group=self.group,
+        )
 
     @property
     def sink(self) -> dict[str, str]:
@@ -156,11 +157,7 @@ def run(
         delivery=options.delivery,
         checkpoint=options.checkpoint,
         rows_read=totals.rows,
-        batches=totals.batches,
-        seconds=totals.seconds,
-        rows_per_second=totals.rows_per_second,
-        lag=totals.lag,
-        stopped=totals.stopped,
+        **totals.figures,
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,7 @@ from skylark.spark.error_translation import translate_errors
 from skylark.spark.jobs.archive_job import LakeFormat, read_lake
 from skylark.spark.jobs.job_runner import Report, cluster_options, follow_batch
 from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans
+from skylark.spark.source.stream_offset import queue_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -97,8 +99,8 @@ def run(
         if options.archived_only:
             spans = _archived(lake, spans)
         offsets = {
-            "startingOffsets": _offsets(options.topic, spans, "start"),
-            "endingOffsets": _offsets(options.topic, spans, "end"),
+            "startingOffsets": json.dumps(queue_tree({span.queue: span.start for span in spans})),
+            "endingOffsets": json.dumps(queue_tree({span.queue: span.end for span in spans})),
         }
         topic = spark.read.format("rocketmq").options(**options.source, **offsets).load()
         bounds = spark.createDataFrame(
@@ -117,13 +119,8 @@ def run(
             .persist()
         )
         try:
-            found = follow_batch(
-                spark,
-                lambda: _result(joined, options),
-                report,
-                stop,
-                counted="inputRecords",
-            )
+            work = partial(_result, joined, options)
+            found = follow_batch(spark, work, report, stop, counted="inputRecords")
         finally:
             joined.unpersist()
     return msgspec.structs.replace(
@@ -164,13 +161,6 @@ def _archived(lake: DataFrame, spans: Sequence[QueueSpan]) -> list[QueueSpan]:
     return cut
 
 
-def _offsets(topic: str, spans: Sequence[QueueSpan], name: str) -> str:
-    tree: dict[str, dict[str, int]] = {}
-    for span in spans:
-        tree.setdefault(span.broker_name, {})[str(span.queue_id)] = getattr(span, name)
-    return json.dumps({topic: tree})
-
-
 def _result(joined: DataFrame, options: VerifyOptions) -> VerifySummary:
     totals = joined.agg(
         F.count("*").alias("ranges"),
@@ -181,27 +171,19 @@ def _result(joined: DataFrame, options: VerifyOptions) -> VerifySummary:
     assert totals is not None, "sums are one row"
     size = options.range_size
     worst = joined.where("different").sort(*_RANGE).limit(DIFFERENCES_MAX)
+    worst = worst.select(
+        F.col("brokerName").alias("broker_name"),
+        F.col("queueId").alias("queue_id"),
+        (F.col("part") * size).alias("first_offset"),
+        ((F.col("part") + 1) * size - 1).alias("last_offset"),
+        *("topic_rows", "lake_rows", "topic_crc", "lake_crc"),
+    )
     return VerifySummary(
         topic=options.topic,
         lake=options.lake,
         agree=totals.different == 0,
-        ranges=totals.ranges,
-        different=totals.different,
-        topic_rows=totals.topic_rows,
-        lake_rows=totals.lake_rows,
+        **totals.asDict(),
         expired=0,
         seconds=0.0,
-        differences=[
-            Difference(
-                broker_name=row.brokerName,
-                queue_id=row.queueId,
-                first_offset=row.part * size,
-                last_offset=(row.part + 1) * size - 1,
-                topic_rows=row.topic_rows,
-                lake_rows=row.lake_rows,
-                topic_crc=row.topic_crc,
-                lake_crc=row.lake_crc,
-            )
-            for row in worst.toLocalIterator()
-        ],
+        differences=[Difference(**row.asDict()) for row in worst.toLocalIterator()],
     )

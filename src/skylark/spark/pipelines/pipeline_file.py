@@ -179,7 +179,7 @@ class _FileReader:
             if "master" in spark:
                 master = walker.text(spark["master"], "spark.master")
             if "conf" in spark:
-                conf = self._plain(spark["conf"], "spark.conf")
+                conf = walker.texts(spark["conf"], "spark.conf")
         pipelines = self._pipelines(parts["pipelines"]) if "pipelines" in parts else ()
         if not all(name in parts for name in required):
             return None
@@ -202,9 +202,6 @@ class _FileReader:
         parts = self._walker.mapping(node, "cluster", names)
         found = {name: self._walker.text(parts[name], f"cluster.{name}") for name in parts}
         self._cluster = found if len(self._walker.mistakes) == count else None
-
-    def _plain(self, node: Node, what: str) -> dict[str, str]:
-        return {name: text for name, (text, _) in self._walker.texts(node, what).items()}
 
     def _name(self, node: Node, what: str) -> str:
         name = self._walker.text(node, what)
@@ -292,7 +289,7 @@ class _FileReader:
             columns = walker.names(parts["partitionBy"], "partitionBy")
         if to_topic:
             return self._topic_sink(node, parts, mode)
-        given = self._plain(parts["options"], "options") if "options" in parts else {}
+        given = walker.texts(parts["options"], "options") if "options" in parts else {}
         if sink_format.lower() in FILE_FORMATS and not path:
             # As an option it means the same for files; other formats may use it for something else.
             path = next((given.pop(name) for name in list(given) if name.lower() == "path"), None)
@@ -341,7 +338,7 @@ class _FileReader:
         if self._cluster is None:
             return None
         count = len(self._walker.mistakes)
-        own = {} if node is None else self._plain(node, f"the options of {what}")
+        own = {} if node is None else self._walker.texts(node, f"the options of {what}")
         if len(self._walker.mistakes) > count:
             return None
         taken = {name.lower() for name in own}
@@ -434,11 +431,11 @@ class Walker:
                     self.wrong(node, f"{what} needs {name}")
         return found
 
-    def texts(self, node: Node, what: str) -> dict[str, tuple[str, Node]]:
-        """A mapping with any keys to texts, each with the node of its key."""
+    def texts(self, node: Node, what: str) -> dict[str, str]:
+        """A mapping with any keys to texts."""
         return {
-            name: (self.text(value, f"{what}: {name}"), key)
-            for key, name, value in self._entries(node, what) or ()
+            name: self.text(value, f"{what}: {name}")
+            for _, name, value in self._entries(node, what) or ()
         }
 
     def text(self, node: Node, what: str) -> str:

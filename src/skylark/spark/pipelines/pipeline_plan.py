@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import re
 import socket
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout
 from functools import partial
@@ -134,10 +135,7 @@ def try_from_executors(spark: SparkSession, addresses: list[str]) -> list[Connec
     """Connect from one task per core to each address."""
     with translate_pipeline_errors():
         rows = spark.range(_ROWS).mapInArrow(partial(_try_all, addresses), _SCHEMA).collect()
-    counts: dict[tuple[str, str, str | None], int] = {}
-    for row in rows:
-        key = (row.host, row.address, row.problem)
-        counts[key] = counts.get(key, 0) + 1
+    counts = Counter((row.host, row.address, row.problem) for row in rows)
     ordered = sorted(counts.items(), key=lambda item: tuple(map(str, item[0])))
     return [
         ConnectivityResult(host=host, address=address, tasks=count, problem=problem)

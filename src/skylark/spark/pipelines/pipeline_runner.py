@@ -12,10 +12,11 @@ from their checkpoints. The runner waits for those that end by themselves.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -26,7 +27,7 @@ from skylark.spark.jobs.job_runner import JobProgress, follow_query
 from skylark.spark.pipelines.pipeline_file import Pipeline, PipelineFile, Trigger
 from skylark.spark.pipelines.pipeline_start import file_checkpoints
 from skylark.spark.pipelines.query_builder import build, pipeline_errors, start_query
-from skylark.spark.session import make_session, silence_error_loggers
+from skylark.spark.session import command_session, make_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,25 +40,14 @@ _CONNECT: Final = "sc://"
 POLL_S: Final = 0.2
 
 
-@contextmanager
-def open_session(document: PipelineFile, *, quiet: bool = True) -> Iterator[SparkSession]:
-    """A session for a file; raises ConfigError.
-
-    An active session is used and not stopped at the end. ``quiet`` turns the log of the JVM off:
-    the error is reported in one sentence, without stack traces.
-    """
-    active = SparkSession.getActiveSession()
-    if quiet:
-        silence_error_loggers()
-    with translate_pipeline_errors():
-        spark = _make(document, quiet=quiet and active is None)
-    try:
-        yield spark
-    finally:
-        if active is None:
-            spark.stop()
+def open_session(
+    document: PipelineFile, *, quiet: bool = True
+) -> AbstractContextManager[SparkSession]:
+    """A session for a file; see :func:`~skylark.spark.session.command_session`."""
+    return command_session(partial(_make, document), quiet=quiet)
 
 
+@translate_pipeline_errors()
 def _make(document: PipelineFile, *, quiet: bool) -> SparkSession:
     if not document.master.startswith(_CONNECT):
         app_name = f"skylark pipeline {document.name}"
@@ -68,11 +58,9 @@ def _make(document: PipelineFile, *, quiet: bool) -> SparkSession:
     return builder.getOrCreate()
 
 
-class PipelineListener(Protocol):
-    """Receiver of progress reports; called from several threads."""
-
-    def progress(self, name: str, progress: JobProgress) -> None:
-        """Called about once a second for each pipeline, and once at its end."""
+#: Receiver of the progress of a pipeline by its name: called about once a second for each, and once
+#: at its end, from several threads.
+PipelineListener: TypeAlias = Callable[[str, JobProgress], object]
 
 
 class PipelineRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,26 +73,6 @@ class PipelineRun(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     lag: int | None = None
     problem: str | None = None
-
-
-class NoListener:
-    """Ignores all progress reports."""
-
-    def progress(self, name: str, progress: JobProgress) -> None:
-        """Ignored."""
-
-
-class _Report:
-    """Passes the progress of one pipeline on to a listener, and keeps the last report."""
-
-    def __init__(self, name: str, watcher: PipelineListener) -> None:
-        self._name = name
-        self._watcher = watcher
-        self.last = JobProgress(rows=0)
-
-    def progress(self, progress: JobProgress) -> None:
-        self.last = progress
-        self._watcher.progress(self._name, progress)
 
 
 def run_pipelines(
@@ -127,11 +95,10 @@ def run_pipelines(
     with ThreadPoolExecutor(len(frames), "pipeline") as pool:
         for pipeline, frame in frames:
             trigger = Trigger(available_now=True) if available_now else pipeline.trigger
-            report = _Report(pipeline.name, watcher or NoListener())
             asked = stop if trigger.available_now else ending
             # Started in this thread: in another one Spark does not find Python sources.
             query = _start(document, pipeline, frame, trigger)
-            runs.append(pool.submit(_follow, pipeline, query, report, asked))
+            runs.append(pool.submit(_follow, pipeline, query, watcher, asked))
         while waiting := wait(runs, POLL_S).not_done:
             ended = [run.result() for run in runs if run not in waiting]
             if stop.is_set() or any(run.state == "failed" for run in ended):
@@ -152,10 +119,18 @@ def _start(
 def _follow(
     pipeline: Pipeline,
     query: StreamingQuery | SkylarkError,
-    report: _Report,
+    watcher: PipelineListener | None,
     stop: threading.Event,
 ) -> PipelineRun:
     """Follow one pipeline; runs in a separate thread."""
+    last = JobProgress(rows=0)
+
+    def report(progress: JobProgress) -> None:
+        nonlocal last
+        last = progress
+        if watcher is not None:
+            watcher(pipeline.name, progress)
+
     try:
         if isinstance(query, SkylarkError):
             raise query
@@ -165,8 +140,8 @@ def _follow(
         return PipelineRun(
             pipeline=pipeline.name,
             state="failed",
-            rows=report.last.rows,
-            lag=report.last.lag,
+            rows=last.rows,
+            lag=last.lag,
             problem=" ".join(str(error).split()),
         )
     return PipelineRun(

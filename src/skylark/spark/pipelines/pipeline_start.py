@@ -26,7 +26,7 @@ from skylark.core.errors import ConfigError, SkylarkError
 from skylark.spark.cluster_client import shared_cluster
 from skylark.spark.pipelines.checkpoint_folders import Checkpoint, Checkpoints, local_path
 from skylark.spark.pipelines.pipeline_file import FILE_FORMATS, Pipeline, PipelineFile
-from skylark.spark.source.queue_bounds import ClusterInspector, ClusterSnapshot, with_retries
+from skylark.spark.source.queue_bounds import ClusterInspector, ClusterSnapshot, ask_cluster
 from skylark.spark.source.source_options import SourceOptions
 from skylark.spark.source.start_offsets import OffsetResolver
 from skylark.wire.bodies.common_body import MessageQueue
@@ -63,23 +63,17 @@ def file_checkpoints(document: PipelineFile) -> Checkpoints:
 
 def source_snapshot(options: SourceOptions) -> ClusterSnapshot:
     """Snapshot of the queues of a source; its topics must exist and their brokers answer."""
-    cluster = shared_cluster(options.connection)
-    inspector = ClusterInspector(cluster.session, options)
-    return cluster.run(with_retries(cluster.session, options, inspector.first_snapshot))
+    return ask_cluster(options, lambda session: ClusterInspector(session, options).first_snapshot())
 
 
 def known_snapshot(options: SourceOptions, known: Mapping[MessageQueue, int]) -> ClusterSnapshot:
     """Snapshot of the queues of a source that has run before; brokers may be down."""
-    cluster = shared_cluster(options.connection)
-    inspector = ClusterInspector(cluster.session, options)
-    return cluster.run(with_retries(cluster.session, options, lambda: inspector.snapshot(known)))
+    return ask_cluster(options, lambda session: ClusterInspector(session, options).snapshot(known))
 
 
 def resolve_start(options: SourceOptions, snapshot: ClusterSnapshot) -> dict[MessageQueue, int]:
     """The start offsets by the options."""
-    cluster = shared_cluster(options.connection)
-    resolver = OffsetResolver(cluster.session, options, snapshot)
-    return cluster.run(with_retries(cluster.session, options, resolver.start))
+    return ask_cluster(options, lambda session: OffsetResolver(session, options, snapshot).start())
 
 
 def sink_brokers(pipeline: Pipeline) -> set[str]:

@@ -67,11 +67,8 @@ def _status(pipeline: Pipeline, checkpoint: Checkpoint | None) -> PipelineStatus
     except SkylarkError as error:
         problem = str(error)
     else:
-        unreachable = [
-            f"broker {name} does not answer: {why}" for name, why in snapshot.unreachable.items()
-        ]
         deleted = [f"topic {name} does not exist" for name in sorted(snapshot.deleted_topics)]
-        problem = "; ".join(deleted + unreachable) or None
+        problem = "; ".join(deleted + snapshot.silent_brokers()) or None
     queues = [
         QueueStatus(
             topic=queue.topic,

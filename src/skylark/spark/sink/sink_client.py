@@ -6,15 +6,13 @@ group (it sends heartbeats). It exposes parts of the client that the sink needs:
 an admin session over the same connections. It never creates a topic by sending, so that a mistyped
 name does not become a topic.
 
-:func:`shared_client` returns the client of this process for a connection and group, on the private
+:func:`sink_client` returns the client of this process for a connection and group, on the private
 event loop of the blocking clients. Spark keeps its workers between micro-batches, and so the
 connections stay open until the process ends.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Sequence
 from typing import Final
 
@@ -28,6 +26,9 @@ from skylark.client.producer.producer_components import ProducerParts
 from skylark.client.producer.producer_settings import ProducerSettings
 from skylark.core.clock import Clock
 from skylark.core.errors import ConfigError
+from skylark.spark.cluster_client import SharedClients, client_options
+from skylark.spark.option_table import Connection
+from skylark.spark.sink.sink_options import SinkOptions
 from skylark.wire.bodies.common_body import MessageQueue
 
 #: Setting of a broker on which END_TRANSACTION may be repeated.
@@ -115,24 +116,15 @@ async def open_client(options: ClientOptions, group: str) -> SinkClient:
     return SinkClient(instance, parts)
 
 
-_lock = threading.Lock()
-_clients: dict[tuple[int, str, str], SinkClient] = {}
+def _open(key: tuple[Connection, str]) -> SinkClient:
+    connection, group = key
+    return shared_portal().call(open_client(client_options(connection), group))
 
 
-def shared_client(options: ClientOptions, group: str) -> SinkClient:
-    """The client of this process; it runs on the private loop of the blocking clients."""
-    key = (os.getpid(), f"{options.namesrv}|{options.acl}", group)
-    with _lock:
-        client = _clients.get(key)
-        if client is None:
-            client = _clients[key] = shared_portal().call(open_client(options, group))
-        return client
+_clients: Final = SharedClients(_open, lambda client: shared_portal().call(client.close()))
+close_clients: Final = _clients.close
 
 
-def close_clients() -> None:
-    """Close the shared clients of this process; the next use opens new ones."""
-    with _lock:
-        while _clients:
-            (process_id, _, _), client = _clients.popitem()
-            if process_id == os.getpid():
-                shared_portal().call(client.close())
+def sink_client(options: SinkOptions) -> SinkClient:
+    """The client of this process for a sink, on the private loop of the blocking clients."""
+    return _clients.get((options.connection, options.producer_group))

@@ -32,12 +32,11 @@ from skylark.spark.exactly_once.commit_coordinator import CommitCoordinator
 from skylark.spark.exactly_once.commit_protocol import Prepared
 from skylark.spark.exactly_once.txn_log import TxnLog
 from skylark.spark.sink.row_encoder import RowPlan, plan_rows
-from skylark.spark.sink.sink_client import SinkClient
+from skylark.spark.sink.sink_client import SinkClient, sink_client
 from skylark.spark.sink.sink_options import SinkOptions, read_sink_options
 from skylark.spark.sink.sink_sender import Written
 from skylark.spark.sink.task_writer import (
     TaskId,
-    sink_client,
     write_at_least_once,
     write_exactly_once,
 )
@@ -77,7 +76,14 @@ class SinkWriter:
     def commit_batch(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
         """Commit a batch whose tasks have all succeeded."""
         found = [message for message in messages if isinstance(message, SinkMessage)]
-        _summarise(found, batch)
+        logger.info(
+            "batch %d: %d rows in %d bytes, %d requests retried, %d bad rows",
+            batch,
+            sum(message.written.count for message in found),
+            sum(message.written.size for message in found),
+            sum(message.written.retries for message in found),
+            sum(message.written.bad for message in found),
+        )
         prepared = [message.prepared for message in found if message.prepared is not None]
         if self.options.exactly_once and prepared:
             coordinator = self._coordinator()
@@ -93,14 +99,7 @@ class SinkWriter:
         shared_portal().call(self._coordinator().abort(prepared))
 
     def _coordinator(self) -> CommitCoordinator:
-        options = self.options
-        client = sink_client(options)
-        return CommitCoordinator(
-            client,
-            options.delivery_timeout_ms / 1000,
-            verify=options.verify,
-            strict_ack=options.strict_ack,
-        )
+        return CommitCoordinator(sink_client(self.options), self.options)
 
 
 class BatchWriter(SinkWriter, DataSourceArrowWriter):
@@ -193,14 +192,3 @@ async def _check_cluster(client: SinkClient, options: SinkOptions) -> None:
             "a power loss at %s may lose commit decisions: set flushDiskType=SYNC_FLUSH there",
             log_broker,
         )
-
-
-def _summarise(messages: Sequence[SinkMessage], batch: int) -> None:
-    logger.info(
-        "batch %d: %d rows in %d bytes, %d requests retried, %d bad rows",
-        batch,
-        sum(message.written.count for message in messages),
-        sum(message.written.size for message in messages),
-        sum(message.written.retries for message in messages),
-        sum(message.written.bad for message in messages),
-    )

@@ -19,13 +19,12 @@ import msgspec
 from skylark.client.blocking.event_loop_thread import Portal, shared_portal
 from skylark.client.core.client_message import Message
 from skylark.client.producer.send_request import property_text
-from skylark.spark.cluster_client import client_options
 from skylark.spark.exactly_once.commit_protocol import AbandonedError, Prepared
 from skylark.spark.exactly_once.half_message_sender import HalfMessageSender, Portion, portions
 from skylark.spark.exactly_once.txn_log import TxnLog
 from skylark.spark.sink.row_batcher import Row, RowBatcher, RowRequest, Target
 from skylark.spark.sink.row_encoder import BadRowError, RowPlan, RowReader, Rows, Stamp
-from skylark.spark.sink.sink_client import SinkClient, shared_client
+from skylark.spark.sink.sink_client import sink_client
 from skylark.spark.sink.sink_options import SinkOptions
 from skylark.spark.sink.sink_sender import SinkSender, TaskSender, Written
 from skylark.wire.bodies.common_body import MessageQueue
@@ -69,11 +68,6 @@ def open_sender(portal: Portal, make: Callable[[], SenderT]) -> Iterator[SenderT
     except BaseException:
         portal.call(sender.cancel())
         raise
-
-
-def sink_client(options: SinkOptions) -> SinkClient:
-    """The shared client of this process for a sink."""
-    return shared_client(client_options(options.connection), options.producer_group)
 
 
 class BadRows:

@@ -17,11 +17,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from skylark.spark.option_table import duration_ms
+from skylark.spark.source.stream_offset import queue_offsets
 from skylark.wire.bodies.common_body import MessageQueue
 
 _RELATIVE: Final = re.compile(r"-\s*(\d+\s*[a-z]+)", re.IGNORECASE)
@@ -80,32 +81,12 @@ def ending_position(text: str) -> Position:
 
 
 def _offsets(text: str, *, least: int) -> dict[MessageQueue, int | Named]:
-    wrong = f"it must be JSON like {_SYNTAX}, with offsets from {least}"
-    found: dict[MessageQueue, int | Named] = {}
-    for queue, value in _walk(text, wrong):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(wrong)
-        found[queue] = value if value >= 0 else Named(value)
-    return found
-
-
-def _walk(text: str, wrong: str) -> list[tuple[MessageQueue, Any]]:
     try:
-        tree = msgspec.json.decode(text, type=dict[str, dict[str, dict[str, Any]]])
-    except (msgspec.DecodeError, msgspec.ValidationError):
+        found = queue_offsets(msgspec.json.decode(text), least)
+    except (msgspec.DecodeError, ValueError):
+        wrong = f"it must be JSON like {_SYNTAX}, with offsets from {least}"
         raise ValueError(wrong) from None
-    found = []
-    for topic, brokers in tree.items():
-        for broker, queues in brokers.items():
-            for queue_id, value in queues.items():
-                if not re.fullmatch(r"\d{1,6}", queue_id):
-                    raise ValueError(wrong)
-                found.append((_queue(topic, broker, int(queue_id)), value))
-    return found
-
-
-def _queue(topic: str, broker: str, queue_id: int) -> MessageQueue:
-    return MessageQueue(topic=topic, broker_name=broker, queue_id=queue_id)
+    return {queue: value if value >= 0 else Named(value) for queue, value in found.items()}
 
 
 def assigned_queues(text: str) -> frozenset[MessageQueue]:
@@ -116,7 +97,7 @@ def assigned_queues(text: str) -> frozenset[MessageQueue]:
     except (msgspec.DecodeError, msgspec.ValidationError):
         raise ValueError(wrong) from None
     found = {
-        _queue(topic, broker, queue_id)
+        MessageQueue(topic=topic, broker_name=broker, queue_id=queue_id)
         for topic, brokers in tree.items()
         for broker, queue_ids in brokers.items()
         for queue_id in queue_ids

@@ -29,8 +29,7 @@ from typing import TypeVar
 
 import msgspec
 
-from skylark.client.errors import Missing
-from skylark.spark.errors import messages_expired, queue_name, queue_recreated
+from skylark.spark.errors import first_available, queue_name, queue_recreated
 from skylark.spark.source.offset_options import Named
 from skylark.spark.source.queue_bounds import Bounds, ClusterSnapshot
 from skylark.wire.bodies.common_body import MessageQueue
@@ -77,7 +76,7 @@ def plan_batch(
         if bounds.high < wanted:
             positions[queue] = _set_back(queue, wanted, bounds, fail=fail_on_data_loss)
             continue
-        first = _first(queue, wanted, bounds, fail=fail_on_data_loss)
+        first = first_available(queue, wanted, bounds.low, fail=fail_on_data_loss)
         last = bounds.high if target is None else min(bounds.high, target.get(queue, wanted))
         positions[queue] = first
         if last > first:
@@ -87,17 +86,6 @@ def plan_batch(
             earliest = start_default is Named.EARLIEST
             positions[queue] = bounds.low if earliest else bounds.high
     return BatchPlan(positions=positions, backlogs=backlogs)
-
-
-def _first(queue: MessageQueue, wanted: int, bounds: Bounds, *, fail: bool) -> int:
-    if wanted >= bounds.low:
-        return wanted
-    count = bounds.low - wanted
-    loss = messages_expired(Missing(queue=queue, wanted=wanted, available=bounds.low, count=count))
-    if fail:
-        raise loss
-    logger.warning("continuing in spite of data loss: %s", loss.message)
-    return bounds.low
 
 
 def _set_back(queue: MessageQueue, wanted: int, bounds: Bounds, *, fail: bool) -> int:

@@ -24,10 +24,10 @@ from skylark.admin.admin_session import Session
 from skylark.client.arrow.arrow_reader import ArrowDecoder, read_range
 from skylark.client.consumer.range_reader import Find, RangeTerms, fixed_address, pull_range
 from skylark.client.core.route_cache import make_route
-from skylark.client.errors import Missing, MissingError
+from skylark.client.errors import MissingError
 from skylark.core.errors import SkylarkError, TransportError
 from skylark.spark.cluster_client import Cluster, shared_cluster
-from skylark.spark.errors import messages_expired
+from skylark.spark.errors import log_missing, messages_expired
 from skylark.spark.source.input_partitions import QueueRange
 from skylark.spark.source.queue_bounds import choose_address
 from skylark.spark.source.source_options import SourceOptions
@@ -151,7 +151,7 @@ class _Reader:
             tags=options.tags,
             columns=self._columns,
             terms=terms,
-            on_missing=None if options.fail_on_data_loss else _log_missing,
+            on_missing=None if options.fail_on_data_loss else log_missing,
             clock=session.clock,
             inflate=options.decompress,
         )
@@ -165,10 +165,6 @@ def tag_list(tags: str | None) -> list[str]:
     """The tags of ``TagA || TagB``; an empty list stands for all."""
     parts = [part.strip() for part in (tags or "").split("||")]
     return [] if parts == ["*"] else [part for part in parts if part]
-
-
-def _log_missing(missing: Missing) -> None:
-    logger.warning("continuing in spite of data loss: %s", messages_expired(missing).message)
 
 
 def _address_finder(session: Session, part: QueueRange, read_from: str) -> Find:

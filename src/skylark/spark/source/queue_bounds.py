@@ -40,6 +40,7 @@ from skylark.core.errors import (
     TransportError,
 )
 from skylark.core.names import DLQ_PREFIX, RETRY_PREFIX
+from skylark.spark.cluster_client import shared_cluster
 from skylark.spark.errors import queue_name
 from skylark.spark.source.source_options import SourceOptions
 from skylark.wire.bodies.common_body import MessageQueue
@@ -76,6 +77,10 @@ class ClusterSnapshot(msgspec.Struct, kw_only=True):
     unreadable: set[MessageQueue] = msgspec.field(default_factory=set)
     versions: dict[str, int] = msgspec.field(default_factory=dict)
 
+    def silent_brokers(self) -> list[str]:
+        """A sentence for each broker that does not answer."""
+        return [f"broker {name} does not answer: {why}" for name, why in self.unreachable.items()]
+
     def address(self, broker: str, read_from: str = "master") -> str:
         """The address to send requests for a broker to; raises TransportError."""
         found = choose_address(self.addresses.get(broker, {}), read_from)
@@ -105,6 +110,13 @@ async def with_retries(
             logger.info("retrying in %d ms: %s", options.fetch_retry_ms, error)
             await session.clock.sleep(options.fetch_retry_ms / 1000)
     return await work()
+
+
+def ask_cluster(options: SourceOptions, work: Callable[[Session], Awaitable[T]]) -> T:
+    """Run ``work`` on the shared client of this process, with retries; returns its result."""
+    cluster = shared_cluster(options.connection)
+    session = cluster.session
+    return cluster.run(with_retries(session, options, lambda: work(session)))
 
 
 class ClusterInspector:
@@ -156,7 +168,7 @@ class ClusterInspector:
             raise ConfigError(f"no topic matches {self._options.topics_pattern!r}")
         if found.unreachable:
             raise TransportError(
-                _unreachable_text(found.unreachable), hint="is it running and reachable?"
+                "; ".join(found.silent_brokers()), hint="is it running and reachable?"
             )
         self._check_queues(found)
         return found
@@ -310,7 +322,3 @@ class ClusterInspector:
             low = await session.calls.min_offset(address, wrapped)
             bounds[queue] = Bounds(low, await session.calls.max_offset(address, wrapped))
         return bounds
-
-
-def _unreachable_text(unreachable: Mapping[str, str]) -> str:
-    return "; ".join(f"broker {name} does not answer: {what}" for name, what in unreachable.items())

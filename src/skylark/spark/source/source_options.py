@@ -45,6 +45,7 @@ from skylark.spark.option_table import (
     option_fields,
     read_options,
     text_of,
+    valid_name,
     whole,
 )
 from skylark.spark.source.offset_options import (
@@ -66,10 +67,7 @@ PULL_BATCH_SIZE: Final = 65_536
 PULL_SIZE: Final = 2 * 1024 * 1024
 
 
-def _topic(text: str) -> str:
-    if problem := topic_problem(text):
-        raise ValueError(problem)
-    return text
+_topic: Final = valid_name(topic_problem)
 
 
 def _topics(text: str) -> tuple[str, ...]:
@@ -81,12 +79,6 @@ def _pattern(text: str) -> str:
         re.compile(text)
     except re.error as error:
         raise ValueError(f"it must be a regular expression: {error}") from None
-    return text
-
-
-def _group(text: str) -> str:
-    if problem := group_problem(text):
-        raise ValueError(problem)
     return text
 
 
@@ -115,7 +107,7 @@ OPTIONS: Final = (
     Option("topicsPattern", _pattern, ("subscribePattern",)),
     Option("assign", assigned_queues),
     Option("topicRefreshMs", duration_ms, field="topic_refresh_ms"),
-    Option("group", _group, ("kafka.group.id", "consumerGroup"), field="group"),
+    Option("group", valid_name(group_problem), ("kafka.group.id", "consumerGroup"), field="group"),
     Option("commitGroupOffsets", boolean),
     Option("startingOffsets", starting_position),
     Option("startingDefault", _default_position, field="start_default"),
@@ -198,16 +190,11 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         return topic in self.topics
 
 
-def read_source_options(given: Mapping[str, str]) -> dict[str, Any]:
-    """The parsed values by name, each checked by itself; raises ConfigError."""
-    return read_options(given, OPTIONS)
-
-
 def source_options(
     given: Mapping[str, str], *, streaming: bool, environ: Mapping[str, str] | None = None
 ) -> SourceOptions:
     """Parse the options of a query and check them as a whole; raises ConfigError."""
-    values = read_source_options(given)
+    values = read_options(given, OPTIONS)
     if streaming:
         for name in _BATCH_ONLY:
             if name in values:
@@ -222,8 +209,8 @@ def source_options(
     return SourceOptions(
         connection=make_connection(values, environ),
         **_chosen_topics(values),
-        start=_start(values, streaming=streaming),
-        end=_end(values),
+        start=_position(values, "starting", Named.LATEST if streaming else Named.EARLIEST),
+        end=_position(values, "ending", Named.LATEST),
         commit_group_offsets=values.get("commitGroupOffsets", "group" in values),
         **option_fields(values, OPTIONS),
     )
@@ -256,16 +243,9 @@ def _chosen_topics(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"topics": (value,) if ways[0] == "topic" else value}
 
 
-def _start(values: Mapping[str, Any], *, streaming: bool) -> Position:
-    if "startingTimestamp" in values:
-        return At(values["startingTimestamp"])
-    default = Named.LATEST if streaming else Named.EARLIEST
-    position: Position = values.get("startingOffsets", default)
-    return position
-
-
-def _end(values: Mapping[str, Any]) -> Position:
-    if "endingTimestamp" in values:
-        return At(values["endingTimestamp"])
-    position: Position = values.get("endingOffsets", Named.LATEST)
+def _position(values: Mapping[str, Any], which: str, default: Named) -> Position:
+    """The position by ``startingTimestamp`` or ``startingOffsets``, or those of ``ending``."""
+    if f"{which}Timestamp" in values:
+        return At(values[f"{which}Timestamp"])
+    position: Position = values.get(f"{which}Offsets", default)
     return position

@@ -60,8 +60,8 @@ from skylark.spark.source.partition_reader import read_partition
 from skylark.spark.source.queue_bounds import (
     ClusterInspector,
     ClusterSnapshot,
+    ask_cluster,
     choose_address,
-    with_retries,
 )
 from skylark.spark.source.source_options import SourceOptions
 from skylark.spark.source.start_offsets import SAMPLE_COUNT, OffsetResolver, sample
@@ -87,10 +87,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """The ranges to read, by the offsets that brokers report now; raises SkylarkError."""
-        cluster = shared_cluster(self._options.connection)
-        return cluster.run(
-            with_retries(cluster.session, self._options, lambda: self._plan(cluster.session))
-        )
+        return ask_cluster(self._options, self._plan)
 
     async def _plan(self, session: Session) -> list[QueueRange]:
         inspector = ClusterInspector(session, self._options)
@@ -150,17 +147,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _now(self) -> float:
         return self._cluster.session.clock.monotonic()
 
-    def _first_snapshot(self) -> ClusterSnapshot:
-        session = self._cluster.session
-        return self._cluster.run(
-            with_retries(session, self._options, self._inspector.first_snapshot)
-        )
-
     def _take_snapshot(self, known: Mapping[MessageQueue, int]) -> ClusterSnapshot:
-        session = self._cluster.session
-        return self._cluster.run(
-            with_retries(session, self._options, lambda: self._inspector.snapshot(known))
-        )
+        return ask_cluster(self._options, lambda _: self._inspector.snapshot(known))
 
     # ---- called by Spark -------------------------------------------------------------------------
 
@@ -178,11 +166,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """The start of a new stream, resolved once."""
         if self._initial is None:
-            snapshot = self._first_snapshot()
+            snapshot = ask_cluster(self._options, lambda _: self._inspector.first_snapshot())
             resolver = OffsetResolver(self._cluster.session, self._options, snapshot)
-            start = self._cluster.run(
-                with_retries(self._cluster.session, self._options, resolver.start)
-            )
+            start = ask_cluster(self._options, lambda _: resolver.start())
             self._snapshot = snapshot
             self._initial = StreamOffset(start, fresh=True)
         return encode_offset(self._initial)

@@ -8,7 +8,6 @@ For these the neighbours of the returned message are read until the first one is
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from typing import Final
 
@@ -18,16 +17,13 @@ from skylark.admin.admin_session import Session
 from skylark.admin.topic_queues import committed_offset
 from skylark.client.arrow.record_rows import rows_of
 from skylark.client.consumer.range_reader import RangeTerms, fixed_address, pull_range
-from skylark.client.errors import Missing
 from skylark.core.errors import ConfigError
-from skylark.spark.errors import messages_expired, queue_name
+from skylark.spark.errors import first_available, queue_name
 from skylark.spark.source.offset_options import Ago, At, Named, Offsets, Position
 from skylark.spark.source.queue_bounds import Bounds, ClusterSnapshot
 from skylark.spark.source.source_options import SourceOptions
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import V5_0_0
-
-logger = logging.getLogger(__name__)
 
 SAMPLE_COUNT: Final = 32
 
@@ -120,13 +116,7 @@ class OffsetResolver:
             raise ConfigError(
                 f"{queue_name(queue)} ends at offset {bounds.high}, and {offset} is its start"
             )
-        if offset < bounds.low:
-            count = bounds.low - offset
-            missing = Missing(queue=queue, wanted=offset, available=bounds.low, count=count)
-            if self._options.fail_on_data_loss:
-                raise messages_expired(missing)
-            logger.warning("%s", messages_expired(missing).message)
-        return max(offset, bounds.low)
+        return first_available(queue, offset, bounds.low, fail=self._options.fail_on_data_loss)
 
     def _address(self, queue: MessageQueue) -> str:
         return self._snapshot.address(queue.broker_name, self._options.read_from)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -28,6 +28,8 @@ from skylark.core.errors import ConfigError
 from skylark.wire.bodies.common_body import MessageQueue
 
 VERSION: Final = 1
+#: Topic -> broker -> queue id -> offset.
+QueueTree: TypeAlias = dict[str, dict[str, dict[str, int]]]
 
 
 class StreamOffset(msgspec.Struct, frozen=True):
@@ -44,9 +46,9 @@ class StreamOffset(msgspec.Struct, frozen=True):
 
 def encode_offset(offset: StreamOffset) -> dict[str, Any]:
     """The JSON object that Spark stores."""
-    found: dict[str, Any] = {"v": VERSION, "q": _tree(offset.queues)}
+    found: dict[str, Any] = {"v": VERSION, "q": queue_tree(offset.queues)}
     if offset.first_start is not None:
-        found["s"] = _tree(offset.first_start)
+        found["s"] = queue_tree(offset.first_start)
     if offset.fresh:
         found["fresh"] = True
     return found
@@ -61,32 +63,37 @@ def decode_offset(given: Any) -> StreamOffset:
             f"the checkpoint has offsets of version {given['v']}, this source knows {VERSION}",
             hint="install the version of skylark-mq that wrote it, or a newer one",
         )
-    return StreamOffset(
-        queues=_flat(given.get("q"), given),
-        first_start=_flat(given["s"], given) if "s" in given else None,
-        fresh=given.get("fresh") is True,
-    )
+    try:
+        return StreamOffset(
+            queues=queue_offsets(given.get("q")),
+            first_start=queue_offsets(given["s"]) if "s" in given else None,
+            fresh=given.get("fresh") is True,
+        )
+    except ValueError:
+        raise _unreadable(given) from None
 
 
-def _tree(queues: Mapping[MessageQueue, int]) -> dict[str, Any]:
-    tree: dict[str, dict[str, dict[str, int]]] = {}
+def queue_tree(queues: Mapping[MessageQueue, int]) -> QueueTree:
+    """Offsets of queues as JSON has them, in a fixed order."""
+    tree: QueueTree = {}
     for queue in sorted(queues):
         brokers = tree.setdefault(queue.topic, {})
         brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = queues[queue]
     return tree
 
 
-def _flat(tree: Any, given: Any) -> dict[MessageQueue, int]:
+def queue_offsets(tree: Any, least: int = 0) -> dict[MessageQueue, int]:
+    """The inverse of :func:`queue_tree`; raises ValueError, also for offsets below ``least``."""
     try:
-        checked = msgspec.convert(tree, dict[str, dict[str, dict[str, int]]])
-    except msgspec.ValidationError:
-        raise _unreadable(given) from None
+        checked = msgspec.convert(tree, QueueTree)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
     found = {}
     for topic, brokers in checked.items():
         for broker, offsets in brokers.items():
             for queue_id, offset in offsets.items():
-                if not re.fullmatch(r"\d{1,9}", queue_id) or offset < 0:
-                    raise _unreadable(given)
+                if not re.fullmatch(r"\d{1,9}", queue_id) or offset < least:
+                    raise ValueError(f"{queue_id}: {offset}")
                 queue = MessageQueue(topic=topic, broker_name=broker, queue_id=int(queue_id))
                 found[queue] = offset
     return found

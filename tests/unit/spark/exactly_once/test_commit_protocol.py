@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from skylark.client.core.client_message import TxState
 from skylark.spark.exactly_once.commit_protocol import (
     Append,
     CommitHalves,
@@ -44,7 +45,6 @@ from skylark.spark.exactly_once.txn_log_records import (
     Identity,
     LogRecord,
     Manifest,
-    Outcome,
     outcome_of,
     status_of,
     walk_back,
@@ -78,7 +78,7 @@ class Half:
         self.identity = identity
         self.row = row
         self.born = born
-        self.outcome: Outcome | None = None
+        self.outcome: TxState | None = None
         self.copies = 0
 
 
@@ -153,7 +153,7 @@ class World:
         self.halves.append(half)
         return len(self.halves) - 1
 
-    def end(self, index: int, outcome: Outcome, *, asked: bool) -> None:
+    def end(self, index: int, outcome: TxState, *, asked: bool) -> None:
         """END_TRANSACTION."""
         half = self.halves[index]
         if half.outcome is None:
@@ -163,7 +163,7 @@ class World:
         elif self.idempotent:
             assert half.outcome is outcome, f"{half.identity} was {half.outcome}, now {outcome}"
             return
-        if outcome is Outcome.COMMIT:
+        if outcome is TxState.COMMIT:
             half.copies += 1
 
     def put_all(self, halves: list[Half]) -> list[int]:
@@ -174,13 +174,13 @@ class World:
         """SEND_HALVES of a broker that dies within."""
         self.put_all(halves[: self.rng.randint(0, len(halves))])
 
-    def end_all(self, indexes: tuple[int, ...], outcome: Outcome) -> None:
+    def end_all(self, indexes: tuple[int, ...], outcome: TxState) -> None:
         """END_HALVES; what is too late is passed over."""
         for index in indexes:
             with contextlib.suppress(HandedOverError):
                 self.end(index, outcome, asked=False)
 
-    def end_some(self, indexes: tuple[int, ...], outcome: Outcome) -> None:
+    def end_some(self, indexes: tuple[int, ...], outcome: TxState) -> None:
         """END_HALVES of a broker that dies within."""
         self.end_all(indexes[: self.rng.randint(0, len(indexes))], outcome)
 
@@ -196,7 +196,7 @@ class World:
         index = self.rng.choice(old)
         identity = self.halves[index].identity
         outcome = outcome_of(identity, self.read_status(identity.batch).status)
-        if outcome is Outcome.UNKNOWN:
+        if outcome is TxState.UNKNOWN:
             return False
         self.late.append(lambda: self.end(index, outcome, asked=True))
         return True
@@ -266,14 +266,14 @@ def run_step(world: World, step: Step) -> Generator[None, None, Any]:
             )
             return status_of(batch_records, step.batch)
         case CommitHalves():
-            yield from end_all(world, step.position, Outcome.COMMIT)
+            yield from end_all(world, step.position, TxState.COMMIT)
         case RollBack():
             for position in step.prepared.manifests:
-                yield from end_all(world, position, Outcome.ROLLBACK)
+                yield from end_all(world, position, TxState.ROLLBACK)
     return None
 
 
-def end_all(world: World, position: int, outcome: Outcome) -> Generator[None, None, None]:
+def end_all(world: World, position: int, outcome: TxState) -> Generator[None, None, None]:
     manifest = world.log[position]
     assert isinstance(manifest, Manifest)
     if world.together:
@@ -390,7 +390,7 @@ def test_every_row_appears_once_in_every_schedule() -> None:
         assert world.committed == BATCHES, f"seed {seed}"
         open_halves = [half for half in world.halves if half.outcome is None]
         assert not open_halves, f"seed {seed}: {len(open_halves)} halves stay undecided"
-        seen["losers"] += any(half.outcome is Outcome.ROLLBACK for half in world.halves)
+        seen["losers"] += any(half.outcome is TxState.ROLLBACK for half in world.halves)
         seen["retried"] += world.attempts > BATCHES * PARTITIONS
         seen["together"] += world.together
     # The schedules are about something: in most of them attempts were repeated, and some lost.
@@ -432,10 +432,10 @@ def test_the_model_detects_void_halves_that_are_committed(
 ) -> None:
     real = outcome_of
 
-    def forgetful(identity: Identity, status: BatchStatus) -> Outcome:
+    def forgetful(identity: Identity, status: BatchStatus) -> TxState:
         decision = status.decision
         if decision is not None and decision.winner(identity.partition, identity.attempt):
-            return Outcome.COMMIT
+            return TxState.COMMIT
         return real(identity, status)
 
     monkeypatch.setitem(globals(), "outcome_of", forgetful)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skylark.client.core.client_message import TxState
 from skylark.core.errors import RemoteProtocolError
 from skylark.spark.exactly_once.half_message_completion import half_locations
 from skylark.spark.exactly_once.txn_log_records import (
@@ -17,7 +18,6 @@ from skylark.spark.exactly_once.txn_log_records import (
     Identity,
     LogRecord,
     Manifest,
-    Outcome,
     Winner,
     decode_record,
     differences,
@@ -57,23 +57,23 @@ def half(attempt: str = WON, batch: int = 1, seq: int = 0) -> Identity:
 @pytest.mark.parametrize(
     ("batch_records", "identity", "outcome"),
     [
-        ([decision(1)], half(), Outcome.COMMIT),
-        ([decision(1)], half(LOST), Outcome.ROLLBACK),
-        ([decision(1, void=(4,))], half(seq=4), Outcome.ROLLBACK),
-        ([decision(1, void=(4,))], half(seq=5), Outcome.COMMIT),
-        ([decision(1), decision(1, LOST)], half(LOST), Outcome.ROLLBACK),  # the first one counts
-        ([], half(), Outcome.UNKNOWN),
-        ([decision(0), done(0)], half(), Outcome.UNKNOWN),
-        ([decision(2)], half(), Outcome.ROLLBACK),  # a later batch: this one was never decided
-        ([abandon(1)], half(), Outcome.ROLLBACK),
-        ([abandon(0)], half(), Outcome.ROLLBACK),
-        ([abandon(2)], half(), Outcome.UNKNOWN),
-        ([abandon(1), decision(1)], half(), Outcome.ROLLBACK),
-        ([decision(1), abandon(1)], half(), Outcome.COMMIT),
+        ([decision(1)], half(), TxState.COMMIT),
+        ([decision(1)], half(LOST), TxState.ROLLBACK),
+        ([decision(1, void=(4,))], half(seq=4), TxState.ROLLBACK),
+        ([decision(1, void=(4,))], half(seq=5), TxState.COMMIT),
+        ([decision(1), decision(1, LOST)], half(LOST), TxState.ROLLBACK),  # the first one counts
+        ([], half(), TxState.UNKNOWN),
+        ([decision(0), done(0)], half(), TxState.UNKNOWN),
+        ([decision(2)], half(), TxState.ROLLBACK),  # a later batch: this one was never decided
+        ([abandon(1)], half(), TxState.ROLLBACK),
+        ([abandon(0)], half(), TxState.ROLLBACK),
+        ([abandon(2)], half(), TxState.UNKNOWN),
+        ([abandon(1), decision(1)], half(), TxState.ROLLBACK),
+        ([decision(1), abandon(1)], half(), TxState.COMMIT),
     ],
 )
 def test_outcome_of_a_half_message(
-    batch_records: list[BatchRecord], identity: Identity, outcome: Outcome
+    batch_records: list[BatchRecord], identity: Identity, outcome: TxState
 ) -> None:
     assert outcome_of(identity, status_of(batch_records, 1)) is outcome
 

@@ -67,18 +67,10 @@ class ScriptedQuery:
         self.stopped = True
 
 
-class Heard:
-    def __init__(self) -> None:
-        self.all: list[JobProgress] = []
-
-    def progress(self, progress: JobProgress) -> None:
-        self.all.append(progress)
-
-
 def follow(query: ScriptedQuery, stop: Event | None = None) -> tuple[Any, list[JobProgress]]:
-    heard = Heard()
-    totals = follow_query(cast("StreamingQuery", query), heard, stop, VirtualClock())
-    return totals, heard.all
+    heard: list[JobProgress] = []
+    totals = follow_query(cast("StreamingQuery", query), heard.append, stop, VirtualClock())
+    return totals, heard
 
 
 def test_every_batch_counts_once() -> None:
