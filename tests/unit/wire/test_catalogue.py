@@ -93,6 +93,7 @@ def test_body_types() -> None:
     assert row_of(34).request_body_type is HeartbeatData
     assert row_of(34).response_body_type is None
     assert row_of(105).response_body_type is TopicRouteData
+    assert row_of(1006).request_body_type == list[str]
     assert row_of(11).response_body is BodyKind.RECORDS
 
 

@@ -121,6 +121,20 @@ class GetBrokerConfigResponseHeader(Header, kw_only=True, rename="camel"):
     version: str
 
 
+class AddBrokerRequestHeader(Header, kw_only=True, rename="camel"):
+    """ADD_BROKER, to a broker container; the body holds the settings."""
+
+    config_path: str | None = None
+
+
+class RemoveBrokerRequestHeader(Header, kw_only=True, rename="camel"):
+    """REMOVE_BROKER, from a broker container."""
+
+    broker_name: str
+    broker_cluster_name: str
+    broker_id: Int64
+
+
 class CheckRocksdbCqWriteProgressRequestHeader(Header, kw_only=True, rename="camel"):
     """CHECK_ROCKSDB_CQ_WRITE_PROGRESS."""
 

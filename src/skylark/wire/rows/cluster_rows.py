@@ -6,7 +6,7 @@ from functools import partial
 
 from skylark.wire.bodies import common_body, ha_body, register, route_body, slave_sync_body
 from skylark.wire.codes import RequestCode
-from skylark.wire.headers import admin, ha, route
+from skylark.wire.headers import admin, controller, ha, route
 from skylark.wire.rows.catalogue_row import (
     CLUSTER_GET,
     CLUSTER_UPDATE,
@@ -18,6 +18,9 @@ from skylark.wire.rows.catalogue_row import (
     topic,
 )
 
+_admin_to_controller = partial(Row, direction="A->K")
+_broker_or_admin_to_controller = partial(Row, direction="BA->K")
+_broker_to_controller = partial(Row, direction="B->K")
 _broker_to_namesrv = partial(Row, direction="B->N")
 _slave_reads_broker = partial(Row, direction="S->B", access=CLUSTER_GET)
 
@@ -125,26 +128,98 @@ REPLICATION = (
     ),
 )
 
-# There is no controller: its requests are named, so that they are refused by name.
 CONTROLLER = (
-    Row(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, direction="B->K", access=CLUSTER_UPDATE),
-    Row(RequestCode.CONTROLLER_ELECT_MASTER, direction="BA->K", access=CLUSTER_UPDATE),
-    Row(RequestCode.CONTROLLER_REGISTER_BROKER, direction="B->K", access=CLUSTER_UPDATE),
-    Row(RequestCode.CONTROLLER_GET_REPLICA_INFO, direction="BA->K", access=CLUSTER_GET),
-    Row(RequestCode.CONTROLLER_GET_METADATA_INFO, direction="BA->K", access=CLUSTER_GET),
-    Row(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, direction="A->K", access=CLUSTER_GET),
-    read_broker(RequestCode.GET_BROKER_EPOCH_CACHE),
-    Row(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, direction="K->B", access=CLUSTER_UPDATE),
-    Row(RequestCode.UPDATE_CONTROLLER_CONFIG, direction="A->K", access=CLUSTER_UPDATE),
-    Row(RequestCode.GET_CONTROLLER_CONFIG, direction="A->K", access=CLUSTER_GET),
-    Row(RequestCode.CLEAN_BROKER_DATA, direction="A->K", access=CLUSTER_UPDATE),
-    Row(RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, direction="B->K", access=CLUSTER_GET),
-    Row(RequestCode.CONTROLLER_APPLY_BROKER_ID, direction="B->K", access=CLUSTER_UPDATE),
+    _broker_to_controller(
+        RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET,
+        controller.AlterSyncStateSetRequestHeader,
+        controller.AlterSyncStateSetResponseHeader,
+        request_body=ha_body.SyncStateSet,
+        response_body=ha_body.SyncStateSet,
+        access=CLUSTER_UPDATE,
+        response_codes=(2000, 2001, 2002, 2003, 2006, 2007, 2008, 2013),
+    ),
+    _broker_or_admin_to_controller(
+        RequestCode.CONTROLLER_ELECT_MASTER,
+        controller.ElectMasterRequestHeader,
+        controller.ElectMasterResponseHeader,
+        response_body=ha_body.ElectMasterResponseBody,
+        access=CLUSTER_UPDATE,
+        response_codes=(2004, 2007, 2010, 2011, 2012),
+    ),
+    _broker_to_controller(
+        RequestCode.CONTROLLER_REGISTER_BROKER,
+        controller.RegisterBrokerToControllerRequestHeader,
+        controller.RegisterBrokerToControllerResponseHeader,
+        response_body=ha_body.SyncStateSet,
+        access=CLUSTER_UPDATE,
+        response_codes=(2007, 2010),
+    ),
+    _broker_or_admin_to_controller(
+        RequestCode.CONTROLLER_GET_REPLICA_INFO,
+        controller.GetReplicaInfoRequestHeader,
+        controller.GetReplicaInfoResponseHeader,
+        response_body=ha_body.SyncStateSet,
+        access=CLUSTER_GET,
+        response_codes=(2007, 2008),
+    ),
+    _broker_or_admin_to_controller(
+        RequestCode.CONTROLLER_GET_METADATA_INFO,
+        None,
+        controller.GetMetaDataResponseHeader,
+        access=CLUSTER_GET,
+    ),
+    _admin_to_controller(
+        RequestCode.CONTROLLER_GET_SYNC_STATE_DATA,
+        request_body=list[str],
+        response_body=ha_body.BrokerReplicasInfo,
+        access=CLUSTER_GET,
+        response_codes=(2007,),
+    ),
+    read_broker(RequestCode.GET_BROKER_EPOCH_CACHE, response_body=ha_body.EpochEntryCache),
+    Row(
+        RequestCode.NOTIFY_BROKER_ROLE_CHANGED,
+        controller.NotifyBrokerRoleChangedRequestHeader,
+        direction="K->B",
+        request_body=ha_body.SyncStateSet,
+        access=CLUSTER_UPDATE,
+    ),
+    _admin_to_controller(
+        RequestCode.UPDATE_CONTROLLER_CONFIG,
+        request_body=BodyKind.PROPERTIES,
+        access=CLUSTER_UPDATE,
+    ),
+    _admin_to_controller(
+        RequestCode.GET_CONTROLLER_CONFIG, response_body=BodyKind.PROPERTIES, access=CLUSTER_GET
+    ),
+    _admin_to_controller(
+        RequestCode.CLEAN_BROKER_DATA,
+        controller.CleanControllerBrokerDataRequestHeader,
+        access=CLUSTER_UPDATE,
+        response_codes=(2007, 2009),
+    ),
+    _broker_to_controller(
+        RequestCode.CONTROLLER_GET_NEXT_BROKER_ID,
+        controller.GetNextBrokerIdRequestHeader,
+        controller.GetNextBrokerIdResponseHeader,
+        access=CLUSTER_GET,
+        response_codes=(2007,),
+    ),
+    _broker_to_controller(
+        RequestCode.CONTROLLER_APPLY_BROKER_ID,
+        controller.ApplyBrokerIdRequestHeader,
+        controller.ApplyBrokerIdResponseHeader,
+        access=CLUSTER_UPDATE,
+        response_codes=(2007, 2014),
+    ),
 )
 
 CONTAINER = (
-    change_broker(RequestCode.ADD_BROKER),
-    change_broker(RequestCode.REMOVE_BROKER),
+    change_broker(
+        RequestCode.ADD_BROKER,
+        admin.AddBrokerRequestHeader,
+        request_body=BodyKind.PROPERTIES,
+    ),
+    change_broker(RequestCode.REMOVE_BROKER, admin.RemoveBrokerRequestHeader),
 )
 
 ROWS = ROUTING + REPLICATION + CONTROLLER + CONTAINER
