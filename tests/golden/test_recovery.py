@@ -247,7 +247,7 @@ def disk_of(store: CrashStore) -> FaultyFileSystem:
 
 @pytest.mark.parametrize("name", ["store-crashed", "store-torn"])
 def test_derived_files_of_a_killed_store_are_those_of_java(name: str, tmp_path: Path) -> None:
-    """Rebuilt queue files equal Java's own, and are zero behind the last message."""
+    """Rebuilt queue files equal Java's own, and are zero after the last message."""
     disk = installed(name)
     store, _ = opened(disk)
     store.write_views()

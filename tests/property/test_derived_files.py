@@ -152,7 +152,7 @@ class Machine:
         self.checkpoint = covered
 
     def expire(self, percent: int) -> None:
-        # The log keeps what derived files may still need: nothing behind the checkpoint expires.
+        # The log keeps what derived files may still need: nothing after the checkpoint expires.
         bounds = [r.log_offset for r in self.log if r.end <= self.checkpoint] + [self.checkpoint]
         bound = bounds[percent * len(bounds) // 100]
         self.log_min = max(self.log_min, bound)

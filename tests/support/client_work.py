@@ -231,7 +231,7 @@ class Group:
         self.deliveries = [0] * count  # by number
         self.distinct = 0
         self.places: dict[Place, int] = {}
-        self.reached: dict[int, int] = {}  #: queue id: behind the last offset that somebody got
+        self.reached: dict[int, int] = {}  #: queue id: after the last offset that somebody got
         self.problems: list[str] = []
         self.excuses = 1  #: stretches that a consumer may have of a queue
         self._options = options

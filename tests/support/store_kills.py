@@ -89,7 +89,7 @@ def properties_of(queue: Queue, queue_offset: int) -> bytes:
 class Killed(NamedTuple):
     """What is known of a process that was killed."""
 
-    acknowledged: dict[Queue, int]  # the offset behind the last acknowledged message
+    acknowledged: dict[Queue, int]  # the offset after the last acknowledged message
     under_way: Counter[str]
 
 

@@ -3,7 +3,7 @@
 :mod:`skylark.admin.dead_letter_sender` sends a single one. A run over all dead letters of a group
 commits its progress, for a separate consumer group (:func:`progress_group`), every
 :data:`COMMIT_EVERY` messages and at its end, also after an error; the next run continues there. It
-never commits past a message that failed or did not match the filter: messages behind it that were
+never commits past a message that failed or did not match the filter: messages after it that were
 already sent are recognised by their property. A run ends at the queue ends of its start, so new
 dead letters are left to the next run.
 

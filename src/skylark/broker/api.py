@@ -358,7 +358,7 @@ class PutService(Protocol):
 
         Each outcome stands in the place of its request: a result, a :class:`Pending` one, or the
         exception that refuses the request. An exception among the requests (one that could not be
-        read) is its own outcome. Requests behind one that is refused with an error for which
+        read) is its own outcome. Requests after one that is refused with an error for which
         ``stops_at`` holds are not handled: their outcome is None.
         """
 
@@ -439,7 +439,7 @@ class OffsetService(Protocol):
         """The first offset that can be read."""
 
     def max_offset(self, peer: Peer, topic: str, queue_id: int) -> int:
-        """The offset behind the last message that can be read."""
+        """The offset after the last message that can be read."""
 
     def offset_by_time(
         self, peer: Peer, topic: str, queue_id: int, time_ms: int, *, is_upper: bool = False

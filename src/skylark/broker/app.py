@@ -33,7 +33,7 @@ store. Counterpart of Java's ``BrokerController``.
    be held; they call the services of ``BrokerServices``, which call the interceptors
    (:mod:`skylark.broker.service_interception` has a table of the operations). ``start`` loads state
    and starts background loops, ``drain`` answers held requests, ``stop`` ends the loops.
-4. Add a line to :func:`compose`, behind the features that it uses, and a field to
+4. Add a line to :func:`compose`, after the features that it uses, and a field to
    :class:`BrokerFeatures`: it starts after the fields before it and stops before them.
 
 Where a feature connects to the rest of the broker:

@@ -104,7 +104,7 @@ _VALID_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]*")
 _VALID_TEXT: Final = "allowing only ^[%|a-zA-Z0-9_-]+$"
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,252}[A-Za-z0-9_.])?")
 _PORT: Final = re.compile(r"[0-9]{1,5}")
-# \w is ASCII in Java, and the endpoint may stand behind any scheme.
+# \w is ASCII in Java, and the endpoint may stand after any scheme.
 _INSTANCE_ENDPOINT: Final = re.compile(r"(?:\w+://)?(MQ_INST_\w+_\w+)\..*", re.ASCII | re.DOTALL)
 
 

@@ -7,7 +7,7 @@ INTEGER    ``0``, or digits that begin with another one and an optional L
 FLOAT      ``5.5  5.  .5  5E10``
 STRING     ``'it''s'``
 SYMBOL     ``= <> < <= > >= ( ) , + -``
-END        behind the last token
+END        after the last token
 =========  =====================================================================================
 
 Between tokens there may be blanks and comments, ``-- to the end of the line`` and ``/* */``. The

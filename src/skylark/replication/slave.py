@@ -150,7 +150,7 @@ class CompareTail(msgspec.Struct, gc=False):
 
 
 class Cut(msgspec.Struct, gc=False):
-    """Truncate the log at the last record that ends behind this offset; Connected follows."""
+    """Truncate the log at the last record that ends after this offset; Connected follows."""
 
     log_offset: int
 

@@ -41,7 +41,7 @@ def queue_lags(end: StreamOffset, latest: StreamOffset) -> dict[MessageQueue, in
 
 
 class _Behind:
-    """Measures for how long a stream has been behind the end of its queues."""
+    """Measures for how long a stream has been short of the end of its queues."""
 
     def __init__(self) -> None:
         self._ends: deque[tuple[float, int]] = deque(maxlen=10_000)

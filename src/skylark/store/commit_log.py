@@ -9,7 +9,7 @@ offset and log offset. Readers see nothing before ``file.wrote`` advances, which
 
 What a crash leaves at each line of :meth:`CommitLog.append`:
 
-* before ``wrote`` advances, kill -9: part of a record behind the last whole one. The head is
+* before ``wrote`` advances, kill -9: part of a record after the last whole one. The head is
   written last; without it recovery finds no record there and truncates. Of a batch, the size of the
   first record is written last: either all of the batch is there, or nothing;
 * after a blank was written but before the next file holds a record: the file ends with the blank,
@@ -224,7 +224,7 @@ class CommitLog:
         return sys_flag
 
     def _file_with_room(self, size: int) -> MappedFile:
-        """The newest file, or the next one if no blank would fit behind the record."""
+        """The newest file, or the next one if no blank would fit after the record."""
         file = self.files.last
         if file.wrote + size + BLANK_SIZE_MIN > file.size:
             file = self._roll(file, size)

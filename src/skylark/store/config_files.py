@@ -28,7 +28,7 @@ that silently loses its topics or offsets does more harm than one that stops for
 **Text**: fastjson2's pretty form, as RocketMQ 5.5 writes it (:func:`pretty`).
 
 * One TAB per level, every member of an object on its own line, no blank after the colon, no line
-  end behind the last brace; an empty object is ``{}``.
+  end after the last brace; an empty object is ``{}``.
 * Members of a struct in the order of their wire names, ``None`` left out; dictionaries in their
   insertion order (Java's come in hash order, which no reader relies on).
 * Integer keys are bare, so the text is not JSON. Older releases put all of them on one line.

@@ -5,7 +5,7 @@ Entry ``i`` belongs to the message with queue offset ``i``::
     0 log offset (8) | 8 record size (4) | 12 tags code (8)
 
 A queue whose first message has an offset above 0 begins with pre-blank entries (log offset 0, size
-0x7FFFFFFF) up to it. They are not messages: ``min_offset`` is behind them.
+0x7FFFFFFF) up to it. They are not messages: ``min_offset`` is after them.
 
 New entries go to a tail in memory. ``flush_tail`` writes them to the files and keeps the newest
 ones in memory as well, because that is where consumers read; older ones are read from the files::
@@ -203,7 +203,7 @@ class EntryQueue(ABC):
 
     @property
     def _end(self) -> int:
-        """Position behind the last entry."""
+        """Position after the last entry."""
         return self._tail_start + len(self._tail)
 
     @property
@@ -244,7 +244,7 @@ class EntryQueue(ABC):
         return -1 if size == PRE_BLANK_SIZE and log_offset == 0 else int(log_offset)
 
     def _find_log_offset(self, log_offset: int, first_index: int) -> int:
-        """Index of the first entry whose record is at or behind ``log_offset``."""
+        """Index of the first entry whose record is at or after ``log_offset``."""
         indexes = range(first_index, self._end_index)
         if not indexes or self._log_offset_at(first_index) >= log_offset:
             return first_index
@@ -295,7 +295,7 @@ class EntryQueue(ABC):
         self._files.load(clean=clean)
 
     def recover(self, synced_until: int | None = None) -> None:
-        """Find the last trusted entry and drop everything behind it.
+        """Find the last trusted entry and drop everything after it.
 
         After a clean exit that is the last valid one. After any other exit, entries of records
         before the log offset ``synced_until`` had been synced; all others are dropped.
@@ -324,8 +324,8 @@ class EntryQueue(ABC):
     def _close_gaps(self, log_end: int) -> None:
         """Handle a missing file between others, as a power loss may leave.
 
-        If the file behind the gap begins with a trusted entry, the missing one had expired, and
-        only its removal survived. Otherwise it was new, as was everything behind it.
+        If the file after the gap begins with a trusted entry, the missing one had expired, and
+        only its removal survived. Otherwise it was new, as was everything after it.
         """
         starts = self._files.starts
         for index in range(len(starts) - 1, 0, -1):
@@ -378,7 +378,7 @@ class EntryQueue(ABC):
         return (offsets >= before) & (sizes > 0) & (offsets < log_end), ends
 
     def truncate(self, log_offset: int) -> None:
-        """Drop the entries of records at or behind ``log_offset``."""
+        """Drop the entries of records at or after ``log_offset``."""
         if self.max_log_offset > log_offset:
             self._cut(self._find_log_offset(log_offset, self._first_index) * self.entry_size)
 

@@ -224,7 +224,7 @@ class DerivedFileFlush:
             checkpoint.index_msg_timestamp = self._index.full_timestamp
             if self._index.behind_from is not None:
                 return
-        # Clocks may be set back, so recovery trusts no file that begins behind this offset.
+        # Clocks may be set back, so recovery trusts no file that begins after this offset.
         log_offset = min(dispatched.log_offset, flushed_where)
         if log_offset:
             checkpoint.logics_msg_timestamp = dispatched.timestamp

@@ -19,7 +19,7 @@ time and each change is durable before the next:
 * a new file is synced, then its directory, before it is used; so only the last file can be empty;
 * old files are removed oldest first, even if a younger one became idle earlier; truncated files are
   removed youngest first;
-* the rest of the file behind a truncation is cleared and synced. Java leaves it, and an old record
+* the rest of the file after a truncation is cleared and synced. Java leaves it, and an old record
   that happens to be aligned then looks valid after the next crash. A crash before the sync leaves
   any part of the rest; recovery finds the same end and clears again.
 
@@ -172,12 +172,12 @@ class MappedFiles:
 
     @property
     def wrote_end(self) -> int:
-        """Offset behind the last appended byte."""
+        """Offset after the last appended byte."""
         return self.last.start_offset + self.last.wrote
 
     @property
     def max_offset(self) -> int:
-        """Offset behind the last byte that may be read."""
+        """Offset after the last byte that may be read."""
         return self.wrote_end if self.pool is None else self.committed_where
 
     def find(self, offset: int) -> MappedFile | None:
@@ -262,7 +262,7 @@ class MappedFiles:
         ``unsynced_from`` on: after a kill their bytes may be in the page cache only.
         """
         if offset > self.wrote_end:
-            raise ValueError(f"{self.directory}: {offset} is behind the end, {self.wrote_end}")
+            raise ValueError(f"{self.directory}: {offset} is beyond the end, {self.wrote_end}")
         self.generation += 1
         self._allocator.discard()
         while self.files and self.files[-1].start_offset > offset:
@@ -377,7 +377,7 @@ class MappedFiles:
     def mark_unsynced(self, failed: SyncRange) -> None:
         """After a failed sync: make the next one write everything again that is not on disk."""
         file = failed.file
-        end = min(file.readable, file.allocated)  # nothing was written behind a blank record
+        end = min(file.readable, file.allocated)  # nothing was written after a blank record
         if not file.leaving and end > file.flushed:
             failed.handle.mark_dirty(file.flushed, end - file.flushed)
 

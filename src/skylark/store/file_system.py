@@ -199,7 +199,7 @@ class FileSystem(Protocol):
         """Remove an empty directory."""
 
     def sync_directory(self, path: Path) -> None:
-        """Make the names in this directory durable (not the bytes behind them)."""
+        """Make the names in this directory durable (not the content of the files)."""
 
     def disk_usage(self, path: Path) -> DiskUsage:
         """Space of the file system that holds ``path``."""

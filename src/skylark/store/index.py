@@ -12,7 +12,7 @@ time of creation, ``yyyyMMddHHmmssSSS``. A query searches from the newest file b
 Hashes continue from that of ``topic#``, which is cached per topic; those of recent tags are cached
 whole.
 
-**Order.** Records are indexed in the order of the log, and a record that is not behind the last
+**Order.** Records are indexed in the order of the log, and a record that is not after the last
 indexed one is skipped, so replaying the log is harmless. If an entry cannot be written (full disk),
 or if recovery postpones the index, the index is *behind*: it stays a complete prefix, new records
 are not indexed, and :meth:`IndexService.replay_record` continues from ``behind_from`` until
@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 BEHIND_NAME: Final = "behind"  # not a number, so that Java ignores it
 BEHIND_SIZE_MAX: Final = 64
-NEVER: Final = 1 << 62  # behind every record, and later than any message
+NEVER: Final = 1 << 62  # after every record, and later than any message
 QUERY_COUNT_MAX: Final = 64  # Java's maxMsgsNumBatch
 TAG_PREFIX: Final = "T#"
 TAG_INDEX_TYPE: Final = "T"
@@ -222,7 +222,7 @@ class IndexService:
             self._next_offset = min(self._next_offset, log_end)
 
     def _restart(self, behind_from: int | None) -> None:
-        """Continue behind the last entry, or be behind from ``behind_from`` on."""
+        """Continue after the last entry, or be behind from ``behind_from`` on."""
         self._newest = self.behind_from = None
         has_entries = len(self._index_files) > 1 or any(f.next_entry > 1 for f in self._index_files)
         self._next_offset = self.end_offset + 1 if has_entries else 0
@@ -445,7 +445,7 @@ class IndexService:
     ) -> IndexHits:
         """Log offsets of the newest messages with a key (by its hash), stored between two times.
 
-        Records at or behind ``log_end`` are not readable and are skipped. ``index_type``: "T" if
+        Records at or after ``log_end`` are not readable and are skipped. ``index_type``: "T" if
         ``key`` is a tag; keys and unique ids need none. Times count in whole seconds from the
         beginning of a file, so a hit may be 999 ms before the range.
         """

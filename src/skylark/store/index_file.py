@@ -260,7 +260,7 @@ class IndexFile(msgspec.Struct, eq=False):
     ) -> None:
         """Add log offsets of the key to ``found``, newest first, until there are ``count_max``.
 
-        Those at or behind ``log_end`` are skipped.
+        Those at or after ``log_end`` are skipped.
         """
         next_entry = self.next_entry
         number = self._enter_chain(key_hash, end)

@@ -6,7 +6,7 @@ in the last digits of the unique id::
     TAGS 1 TagA 2 UNIQ_KEY 1 7F0000010A2B18B4AAC2A4D2AEFD | 70115 | 2 WAIT 1 true 2
     =============================== head ==================|ending|==== foot =======
 
-(``1`` and ``2`` are the bytes between a name and its value and behind an item.) Then it is enough
+(``1`` and ``2`` are the bytes between a name and its value and after an item.) Then it is enough
 to read one of them: :func:`alike_ids` checks for this case. An ending without a byte 2 cannot begin
 an item, so every item of one string is an item of all.
 

@@ -13,8 +13,8 @@ Three parts, used by :mod:`skylark.store.recovery` and by the running store:
   while the store runs.
 
 **How files end.** A blank record ends a file. As in Java, the magic code alone identifies it: a
-damaged size in a blank must not cost the files behind it. Where no further file exists, the log
-ends behind a blank that is whole, and before one that is not.
+damaged size in a blank must not cost the files after it. Where no further file exists, the log
+ends after a blank that is whole, and before one that is not.
 
 **Torn records.** The checksum of a record covers its body, and sizes show missing parts of its
 head; but a kill -9 while topic and properties are copied, or a power loss that takes a sector of
@@ -176,7 +176,7 @@ class LogScan:
     def _advance(
         self, file: MappedFile, content: bytes, columns: RecordColumns, available: int
     ) -> None:
-        """Move behind the records of a slice, and determine what comes next."""
+        """Move past the records of a slice, and determine what comes next."""
         stop = columns.end_position
         self.position += stop
         self._needed = 0
@@ -253,7 +253,7 @@ def first_blank(columns: RecordColumns) -> int:
 
 
 def _incomplete(columns: RecordColumns, start: int) -> list[int]:
-    """Positions of records that lack bytes behind the body; ``start``: of the buffer in its file.
+    """Positions of records that lack bytes after the body; ``start``: of the buffer in its file.
 
     No topic ends with a zero, and a property string ends with 0x02 or with a value. Nor does it
     have zeros from one sector boundary to the next, or to its end.

@@ -325,7 +325,7 @@ class Reader:
         return 0 if queue is None else queue.min_offset
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Queue offset behind the last readable message; 0 without a queue."""
+        """Queue offset after the last readable message; 0 without a queue."""
         queue = self._queues.get(topic, queue_id)
         return 0 if queue is None else queue.max_offset
 
@@ -334,7 +334,7 @@ class Reader:
     ) -> int:
         """The first message stored at a time or later, or the last one until then.
 
-        A time before all messages gives the first one; a time after them the offset behind the last
+        A time before all messages gives the first one; a time after them the offset after the last
         one (LOWER), or the last one (UPPER). 0 without a queue.
         """
         queue = self._queues.get(topic, queue_id)

@@ -10,7 +10,7 @@ Thousands of queues would need thousands of descriptors if each kept its files o
 many if it mapped them. So all queues of a store share one :class:`QueueHandles`, which keeps the
 most recently used files open and closes the others. A full disk is an error of the write.
 
-A reader that continues behind its last read will probably want more (:meth:`QueueFiles.read_on`):
+A reader that continues after its last read will probably want more (:meth:`QueueFiles.read_on`):
 then more is read and kept, so that consumers that catch up, 32 messages at a time, need a system
 call only for every eighth pull. Readers of large pieces gain nothing, and nothing is kept for them.
 The bytes kept are dropped when the queue is truncated, and when readers have reached its end.
@@ -196,7 +196,7 @@ class QueueFiles:
         return content
 
     def read_on(self, position: int, length: int, end: int) -> bytes:
-        """Like :meth:`read`, for a sequential reader; bytes at or behind ``end`` are not kept."""
+        """Like :meth:`read`, for a sequential reader; bytes at or after ``end`` are not kept."""
         goes_on = self._read_from < position <= self._read_until
         self._read_from, self._read_until = position, position + length
         at = position - self._ahead_start

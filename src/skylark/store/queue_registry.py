@@ -17,7 +17,7 @@ What a crash leaves, and how recovery repairs it, is in :mod:`skylark.store.cons
 order of a start is::
 
     load      find the files
-    recover   cut each queue behind its last trusted entry; -> how far the log was dispatched
+    recover   cut each queue after its last trusted entry; -> how far the log was dispatched
     (replay)  dispatch() the records of the log from there on
     truncate  drop entries that point beyond the end of the log
     correct_min
@@ -198,7 +198,7 @@ class ConsumeQueues:
             return []
 
     def recover(self, synced_until: int | None = None, progress: Progress | None = None) -> int:
-        """Cut every queue behind its last trusted entry, see :meth:`EntryQueue.recover`.
+        """Cut every queue after its last trusted entry, see :meth:`EntryQueue.recover`.
 
         Returns the log offset up to which the log was dispatched, -1 if no queue has entries.
         """
@@ -212,7 +212,7 @@ class ConsumeQueues:
         return dispatched_until
 
     def truncate(self, log_offset: int) -> None:
-        """Drop all entries of records at or behind ``log_offset``, the end of the log."""
+        """Drop all entries of records at or after ``log_offset``, the end of the log."""
         for queue in self:
             queue.truncate(log_offset)
 

@@ -2,7 +2,7 @@
 
 Entries are checked one after the other, and *before each entry* the read ends if
 
-1. the entry is at or behind ``stop_offset``, the limit on entries to check;
+1. the entry is at or after ``stop_offset``, the limit on entries to check;
 2. something was found, and this entry would exceed a limit: the requested number of messages, or
    the number of messages or bytes allowed where the record is, in memory or on disk. So the first
    record that passes is returned with any size.
@@ -15,7 +15,7 @@ There are three implementations. :meth:`QueueScan.rows` goes entry by entry and 
 change nothing, where the result might differ. A property test compares them.
 
 **Deleted records.** Retention deletes log files first and corrects the queues afterwards, so an
-entry may point to a deleted record: it is skipped. An entry that points *behind* the readable end
+entry may point to a deleted record: it is skipped. An entry that points *beyond* the readable end
 of the log belongs to a record that is not readable yet: the read ends before it. (Java would skip
 it for good.)
 

@@ -90,7 +90,7 @@ class RecordStream:
         return memoryview(content)[:stop] if rest else content
 
     def _walk(self, content: bytes) -> int:
-        """Position behind the last whole record."""
+        """Position after the last whole record."""
         start, size, file_size = self.whole, len(content), self._file_size
         position = max(0, min(size, self.blank_until - start))
         while True:
@@ -125,7 +125,7 @@ class RecordStream:
             return position
 
     def _pass_records(self, content: bytes, position: int) -> int:
-        """Pass valid and whole records; return the position behind them.
+        """Pass valid and whole records; return the position after them.
 
         Fast path: a slave that catches up runs this for each record of its master.
         """

@@ -7,8 +7,8 @@ sure that every record before the end has exactly its entries in the derived fil
     start     choose the file from which records are read again, S
     trust     truncate the derived files to what is known to be on disk
     scan      check records from S on up to the first invalid one; dispatch them  (log_replay.py)
-    cut       truncate log and derived files behind the end; sync what the scan has read
-    number    queues continue behind their last entry, and begin at the first record the log has
+    cut       truncate log and derived files beyond the end; sync what the scan has read
+    number    queues continue after their last entry, and begin at the first record the log has
 
 **After a clean shutdown** everything was on disk. The last entry of the queues shows up to where
 the log was dispatched, D; the scan starts in the file that holds D and dispatches records from D
@@ -24,7 +24,7 @@ operator who wants queues rebuilt deletes the whole of ``consumequeue/``, not on
 
 **After a crash** S is the start of the last file for which the checkpoint says that everything
 before it is on disk, in log and derived files: its first record is at least 3 s older than both
-times of the checkpoint, and it does not begin behind the checkpoint's offset (a clock that was set
+times of the checkpoint, and it does not begin after the checkpoint's offset (a clock that was set
 back must not make new records look old). Without a checkpoint that is the first file: slow, and
 correct. ``synced_until`` for the queues, and the same for the index, is S itself: the scan makes
 entries of later records again anyway, so trusting any of them gains nothing.
@@ -126,7 +126,7 @@ class RecoveryReport(msgspec.Struct, kw_only=True):
     fault: RecordFault | None = None  #: why it ends there; None: with its last file
     fault_file: Path | None = None
     scanned_records: int = 0
-    truncated_bytes: int = 0  #: bytes behind the end up to the last that was not zero
+    truncated_bytes: int = 0  #: bytes beyond the end up to the last that was not zero
     last_record_offset: int = 0
     last_store_timestamp: int = 0  #: of the newest record
     derived_files_rebuilt: bool = False  #: entries were missing
@@ -449,7 +449,7 @@ class _Recovery:
     # ---- end -------------------------------------------------------------------------------------
 
     def _finish(self, start: int, log_end: int) -> None:
-        """Truncate everything behind the end, and update checkpoint, index and ``abort``."""
+        """Truncate everything beyond the end, and update checkpoint, index and ``abort``."""
         log, index = self._log, self._index
         self._queues.truncate(log_end)
         if index is not None and index.file_count and index.end_offset >= log_end:
@@ -526,7 +526,7 @@ def _checksum(config: StoreConfig) -> Verify | None:
 def _log_report(directory: Path, report: RecoveryReport) -> None:
     if report.truncated_bytes:
         logger.warning(
-            "%s: truncated at %s, removed %s bytes behind it: %s",
+            "%s: truncated at %s, removed %s bytes after it: %s",
             directory,
             report.log_end,
             report.truncated_bytes,

@@ -165,7 +165,7 @@ class ReplicaLog:
     # ---- appending -------------------------------------------------------------------------------
 
     def append(self, log_offset: int, body: bytes) -> None:
-        """Append a piece of the master's log, which begins behind the last one.
+        """Append a piece of the master's log, which begins after the last one.
 
         An empty log begins where the first piece does. Raises RecordStreamError if the bytes do not
         belong there, StoreFullError or another StoreError if they cannot be written. Then nothing

@@ -67,7 +67,7 @@ class Arrival(NamedTuple):
 
     topic: str
     queue_id: int
-    next_offset: int  # queue offset behind the message
+    next_offset: int  # queue offset after the message
     tags_code: int
     store_timestamp: int
     properties: bytes
@@ -298,7 +298,7 @@ class Reput:
         """Index the waiting records up to ``log_end``, while the disk is being synced.
 
         They are not visible yet: queries by key stop at :attr:`dispatched_until`. A crash leaves
-        index entries behind the end of the log, which recovery drops in every flush mode.
+        index entries beyond the end of the log, which recovery drops in every flush mode.
         """
         waiting, prepared = self._waiting, self._prepared
         keyed: KeyedRecords = []

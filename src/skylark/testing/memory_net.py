@@ -15,7 +15,7 @@ Not modelled: a backlog, ``sendfile``, TLS, and the RST that TCP sends when a so
 bytes is closed.
 
 Fault points: ``memory.connect`` (ERROR: refused; DELAY, in which the caller's timeout runs) and
-``memory.deliver`` for each chunk (DELAY of it and everything behind it, SPLIT at a drawn position,
+``memory.deliver`` for each chunk (DELAY of it and everything after it, SPLIT at a drawn position,
 HALVE: the first half arrives and then the cut, CLOSE, CUT).
 
     caller            pending (user space)      in flight ("kernel")         receiver

@@ -277,7 +277,7 @@ def _step_lanes(buffer: ReadBuffer, lanes: Int64s, bounds: Int64s, bound: int) -
     A step is three calls for all lanes together, so nothing is checked in between. A lane goes on
     where others began, or through bytes that are not a record; it never leaves the buffer.
     """
-    # A negative size read as unsigned leads behind ``bound`` like any other that is too large.
+    # A negative size read as unsigned leads beyond ``bound`` like any other that is too large.
     sizes = windows(buffer, ">u4")
     rows = [lanes]
     current = before = lanes

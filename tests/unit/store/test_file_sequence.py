@@ -252,7 +252,7 @@ def test_truncation_at_the_ends(files: FileSystem, directory: Path) -> None:
     log = open_log(files, directory)
     log.roll(2 * SIZE).wrote = SIZE
     fill(log, 1, last=7)
-    with pytest.raises(ValueError, match="is behind the end"):
+    with pytest.raises(ValueError, match="is beyond the end"):
         log.truncate(3 * SIZE + 8)
     log.truncate(3 * SIZE + 7)
     assert log.max_offset == 3 * SIZE + 7

@@ -167,7 +167,7 @@ def test_a_record_covered_by_the_checkpoint_may_end_with_a_zero(
 def test_the_checkpoint_never_passes_what_is_on_disk(
     machine: Machine, disk: FaultyFileSystem, ledger: Ledger
 ) -> None:
-    """Else a clock that was set back lets recovery begin behind what a power loss has torn."""
+    """Else a clock that was set back lets recovery begin after what a power loss has torn."""
     store = machine.opened(disk, flush_commit_log_least_pages=0)
     fill(store, ledger, 1_000)
     machine.advance(6_000)

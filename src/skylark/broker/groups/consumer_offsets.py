@@ -330,7 +330,7 @@ class OffsetService:
         return self._store.reader.min_offset(topic, queue_id)
 
     def max_offset(self, _peer: Peer, topic: str, queue_id: int) -> int:
-        """The offset behind the last message that can be read."""
+        """The offset after the last message that can be read."""
         return self._store.reader.max_offset(topic, queue_id)
 
     def offset_by_time(

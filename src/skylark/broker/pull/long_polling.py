@@ -2,7 +2,7 @@
 
 A pull at the end of its queue that may wait (sysFlag 2) is held here. It wakes
 
-* at once, when a message arrives behind its offset and passes its filter;
+* at once, when a message arrives after its offset and passes its filter;
 * at its next *check*, when only messages arrived that do not pass. Checks come every 5 s after the
   start of the hold. They ignore filters, so that the client learns the new offset;
 * at its deadline in any case.

@@ -12,7 +12,7 @@ once, and loses delayed messages when the master dies.
 **The timer log** (wheel and list of waiting messages) is not copied. A checkpoint that says more
 than there is makes the timer rebuild both from the timer topic, without what was delivered
 (:mod:`skylark.store.timer.timer_recovery`). Units that the store has from an earlier time as a
-master must not count as the new master's: the checkpoint then gets a position behind them.
+master must not count as the new master's: the checkpoint then gets a position after them.
 
 A crash leaves each file as it was or as it is; they do not depend on each other.
 """

@@ -5,7 +5,7 @@ each. The rules are Java's, with two differences:
 
 * Java copies a message with ``CHECK_IMMUNITY_TIME_IN_SECONDS`` to the end of the queue in every
   round of its immunity. Here it stays where it is, :class:`ImmuneMessages` remembers it, and the
-  round continues behind it.
+  round continues after it.
 * A message is not given up in the round of its last check-back: the producer has one interval to
   answer.
 
@@ -33,7 +33,7 @@ class CheckAction(enum.Enum):
     """What a round does with an undecided half message."""
 
     GIVE_UP = "checked too often, or too old: move it to TRANS_CHECK_MAX_TIME_TOPIC"
-    STOP = "too young, as all messages behind it: the round ends here"
+    STOP = "too young, as all messages after it: the round ends here"
     WAIT = "immune: check it when its immunity is over"
     CHECK_BACK = "send a check-back, and put a copy at the end of the queue"
 

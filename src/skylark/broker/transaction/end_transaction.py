@@ -17,7 +17,7 @@ next op message. A crash leaves one of these:
 
 Of a run of commits a crash leaves the first final messages. Each names its half message, so
 recovery knows which ones are decided. One op message names all commits of a run: recovery searches
-for final messages only behind the last op message.
+for final messages only after the last op message.
 
 **Acknowledgement.** Java's producers send decisions one-way. The response to a rollback is sent
 when its op message is stored, which then happens at once; with SYNC_FLUSH every response waits for

@@ -131,7 +131,7 @@ class TransactionHandlers:
 
 
 def _breaks_order(error: BaseException) -> bool:
-    """Whether the decisions behind a refused one are skipped: yes, unless it came too late."""
+    """Whether the decisions after a refused one are skipped: yes, unless it came too late."""
     return not (isinstance(error, BrokerError) and error.code == ResponseCode.ILLEGAL_OPERATION)
 
 

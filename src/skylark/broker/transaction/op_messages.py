@@ -7,7 +7,7 @@ longer than ``transactionOpMsgMaxSize``.
 
 **All or nothing.** All collected decisions go into *one* op message. So if any op message follows a
 final message in the log, the first one to follow, or an earlier one, names its half message. After
-a crash only the log behind the last op message has to be searched for final messages without one.
+a crash only the log after the last op message has to be searched for final messages without one.
 
 **Progress in the op queue.** The next start needs an op message as long as it names a half message
 that the check rounds have not passed. :class:`OpProgress` tracks this for groups of op messages.

@@ -1,7 +1,7 @@
 """Messages of one queue that were pulled and not yet consumed, and the flow control of its pulls.
 
 The *committable offset* is that of the first message that is still here: everything before it was
-consumed. A slow message delays the commit, and after a crash the messages consumed behind it are
+consumed. A slow message delays the commit, and after a crash the messages consumed after it are
 delivered again (at-least-once delivery).
 
 **Two modes.** Concurrent consumers hand messages out as they arrive and remove them in any order
@@ -317,7 +317,7 @@ class HoldReason(enum.Enum):
     PAUSED = "the consumer is paused"
     COUNT = "too many messages wait"
     SIZE = "too many bytes wait"
-    SPAN = "the first message is too far behind the last"
+    SPAN = "the first message is too far before the last"
     NOT_LOCKED = "the broker has not granted the queue"
     OFFSET_UNCHECKED = "another consumer may have committed before the queue was granted"
     NO_SUBSCRIPTION = "the topic is not subscribed any more"

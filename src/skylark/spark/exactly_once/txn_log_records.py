@@ -19,7 +19,7 @@ append a D: the earlier one in the log is valid for both. An A is valid for a ba
 before the first D of that batch.
 
 **How far back to read.** The log is long, so readers walk back from its end. A D of an earlier
-batch stops the walk, but not at once: a driver that was believed dead may append one late, behind
+batch stops the walk, but not at once: a driver that was believed dead may append one late, after
 records of later batches. So a D has the offset up to which its writer had read the log (``seen``)
 without finding a decision for its batch. Batches are decided in order, hence no record about later
 batches is before ``seen``, and there the walk ends (:func:`walk_floor`).

@@ -8,7 +8,7 @@ its broker is unreachable, or it is unwanted   keep its offset, read nothing
 its topic has fewer readable queues now        the same
 its offset is before the first message         messages have expired: an error, or continue at the
                                                first message (``failOnDataLoss=false``)
-its offset is behind the end                   the topic was recreated: an error, or restart at the
+its offset is beyond the end                   the topic was recreated: an error, or restart at the
                                                first message
 it is new to the stream                        add it at its start; the next batch reads it
 everything else                                backlog: the messages up to the end

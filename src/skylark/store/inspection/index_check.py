@@ -195,7 +195,7 @@ class IndexChecks:
                 continue
             trouble, where = Trouble.WRONG, "where no valid record with a key begins"
             if kinds[start] == _BEHIND:
-                trouble, where = Trouble.AHEAD_OR_BEHIND, f"behind the end of the log at {log_end}"
+                trouble, where = Trouble.AHEAD_OR_BEHIND, f"beyond the end of the log at {log_end}"
             text = pointing_entries(entries["number"][start], stop - start)
             text += f" to {entries['log_offset'][start]}, {where}"
             self._findings.add(trouble, "index.extra", *walk.place(entries[start]), text)

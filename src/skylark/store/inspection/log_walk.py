@@ -62,7 +62,7 @@ class Hole(NamedTuple):
     log_offset: int
     fault: RecordFault | None  # None: the file is used up to its last byte and has no blank
     resume: int | None  # log offset of the next valid record or blank of the file
-    dirty_end: int  # log offset behind the last byte, up to there, that is not zero
+    dirty_end: int  # log offset after the last byte, up to there, that is not zero
 
 
 class Blank(NamedTuple):

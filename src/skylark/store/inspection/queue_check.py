@@ -7,7 +7,7 @@ parts of the queue are left:
 
 * entries before the first message that the log has: their records have expired, so they point
   before the log, or are pre-blank;
-* entries behind the last message: there should be none.
+* entries after the last message: there should be none.
 
 The directory of a queue determines its kind; without one, its records do. Light queues (``%LMQ%``)
 have entries that point to records of other topics; they are skipped.
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 LMQ_PREFIX: Final = "%LMQ%"
 _RANGES_MAX: Final = 16  # ranges of one queue reported one by one
-_EVERYWHERE: Final = 1 << 62  # behind every record
+_EVERYWHERE: Final = 1 << 62  # after every record
 _FIELDS: Final = ("log offset", "size", "tags code")
 _BATCH_FIELDS: Final = (*_FIELDS, "store time", "queue offset", "number of messages")
 
@@ -134,7 +134,7 @@ class QueueCheck(ABC):
     ) -> None:
         trouble, where = Trouble.WRONG, "where no valid record of this queue begins"
         if kind == _BEHIND:
-            trouble, where = Trouble.AHEAD_OR_BEHIND, f"behind the end of the log at {log_end}"
+            trouble, where = Trouble.AHEAD_OR_BEHIND, f"beyond the end of the log at {log_end}"
         text = f"{pointing_entries(index, count)} to {log_offset}, {where}"
         self._report(trouble, "queue.extra", index, text)
 
@@ -266,7 +266,7 @@ class PlainCheck(QueueCheck):
                 self._report(trouble, "queue.missing", queue_offset, text)
             else:
                 text = f"{pointing_entries(queue_offset, count)} to later records, "
-                text += f"and not to {log_offset} and behind it"
+                text += f"and not to {log_offset} and after it"
                 self._report(Trouble.WRONG, "queue.wrong", queue_offset, text)
         if self._pending_more:
             text = f"further {_records(self._pending_more)} without entries of their own"

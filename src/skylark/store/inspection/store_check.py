@@ -232,7 +232,7 @@ class _Check:
             self._findings.add(Severity.ERROR, "log.blank", file.path, blank.log_offset, text)
 
     def _report_end(self, file: LogFile, hole: Hole) -> None:
-        """Report bytes behind the end of the log."""
+        """Report bytes beyond the end of the log."""
         offset = hole.log_offset
         # Queues have an entry of it: it was the last record.
         is_known = offset < self._end.dispatched
@@ -245,10 +245,10 @@ class _Check:
             trouble = Trouble.AHEAD_OR_BEHIND
             self._findings.add(trouble, "log.end", file.path, offset, text + reason)
         elif self._survey.state is State.CRASHED:
-            text = f"the log ends at {offset}, and the next start clears what is behind it"
+            text = f"the log ends at {offset}, and the next start clears what comes after it"
             self._findings.add(Severity.WARNING, "log.end", file.path, offset, text + reason)
         else:
-            text = f"old bytes behind the end of the log, up to {dirty_end}"
+            text = f"old bytes beyond the end of the log, up to {dirty_end}"
             self._findings.add(Severity.NOTE, "log.remnant", file.path, offset, text)
 
     def _report_hole(self, file: LogFile, hole: Hole, number: int) -> None:
@@ -267,13 +267,13 @@ class _Check:
         self._findings.add(severity, "log.hole", file.path, hole.log_offset, text)
 
     def _check_behind_end(self, file: LogFile) -> None:
-        """Check a file behind the end: created in advance and still empty, or left behind."""
+        """Check a file beyond the end: created in advance and still empty, or left behind."""
         (step, *_) = walk(self._files, file, verify=Verify.BODY)
         if isinstance(step, Hole) and step.dirty_end == step.log_offset and step.resume is None:
             text = "the file is empty: created in advance"
             self._findings.add(Severity.NOTE, "log.spare", file.path, file.start_offset, text)
         else:
-            text = f"the file lies behind the end of the log at {self._log_end}, and is not empty"
+            text = f"the file lies beyond the end of the log at {self._log_end}, and is not empty"
             self._findings.add(Trouble.WRONG, "log.behind", file.path, file.start_offset, text)
 
     # ---- checkpoint ------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ class _Check:
             elif number < 2 and value > self._last_timestamp:
                 ahead = f"later than the last record at {self._last_timestamp}"
             elif number == 5 and value > log_end:
-                ahead = f"behind the end of the log at {log_end}"
+                ahead = f"beyond the end of the log at {log_end}"
             if ahead is not None:
                 text = f"{name} is {value}, {ahead}"
                 self._findings.add(

@@ -95,7 +95,7 @@ class LogFile(NamedTuple):
 
     @property
     def end_offset(self) -> int:
-        """Log offset behind its last byte."""
+        """Log offset after its last byte."""
         return self.start_offset + self.size
 
 

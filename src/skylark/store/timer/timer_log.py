@@ -90,7 +90,7 @@ class TimerLog:
 
     @property
     def end(self) -> int:
-        """Position behind the last unit."""
+        """Position after the last unit."""
         return self.files.wrote_end
 
     @property

@@ -5,9 +5,9 @@ is everything that was delivered instead of being placed, up to message ``Q`` of
 slots before ``R`` are done. Behind that, files may hold anything: all of it after a kill, any part
 after a power loss. So, in every case:
 
-1. The timer log is truncated behind its last unit of a message before ``Q``. In our files that is
+1. The timer log is truncated after its last unit of a message before ``Q``. In our files that is
    at ``P``. Java records ``P`` before it flushes, and ``Q`` after: there it is a little later.
-2. A slot that points behind the new end is newer than the checkpoint. It gets the last unit before
+2. A slot that points beyond the new end is newer than the checkpoint. It gets the last unit before
    the end, found by a scan of the log from the first unit of such a slot on.
 3. A slot that ends before the last unit of its time is older (Java stops without flushing the
    wheel), or there is no wheel at all: it is linked again, by the same scan from one file before
@@ -97,7 +97,7 @@ def _distrust(timer: TimerStore, checkpoint: TimerCheckpoint) -> None:
 def _trusted_end(
     log: TimerLog, checkpoint: TimerCheckpoint, find: FindQueueOffset, queue_offset: int
 ) -> int:
-    """Position behind the last unit of a message before ``queue_offset``."""
+    """Position after the last unit of a message before ``queue_offset``."""
     end = max(checkpoint.last_timer_log_flush_pos, log.min_position)
     while True:
         position = log.following(end)
@@ -115,7 +115,7 @@ class _Relinking:
         self._timer = timer
         self._end = end
         self._waiting: dict[int, Slot] = {}  # by time, from the read time on
-        self._leading: dict[int, Slot] = {}  # those that point behind the end
+        self._leading: dict[int, Slot] = {}  # those that point beyond the end
 
     def run(self, flushed_position: int) -> tuple[list[int], int]:
         """The times of the slots that wait, sorted, and the number of their messages."""

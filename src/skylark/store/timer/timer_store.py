@@ -6,7 +6,7 @@ in order of time::
 
     place       timer topic -> unit in the timer log -> slot of the wheel -> heap of slots
     next_slot   heap -> SlotWalk -> messages in the commit log -> their real topics
-    finish      the slot leaves the heap: read_time_ms moves behind it
+    finish      the slot leaves the heap: read_time_ms moves past it
 
 A slot of time ``t`` holds what is due within the precision unit *before* ``t + precision``, and is
 due at ``t + precision`` (:meth:`TimerStore.due_ms`): late by less than a unit, never early.

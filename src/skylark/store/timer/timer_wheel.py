@@ -5,7 +5,7 @@ message: a broker without timed messages has no wheel. Only the pages of slots i
 resident, and none of them is anonymous memory. Scans of the whole file read through a small buffer.
 
 Crash: a slot is within one sector and is old or new, never torn. A slot newer than the checkpoint
-points behind the checkpoint's timer log position (:mod:`skylark.store.timer.timer_recovery`).
+points beyond the checkpoint's timer log position (:mod:`skylark.store.timer.timer_recovery`).
 
 Counterpart of Java's ``TimerWheel`` and ``Slot``. Java keeps a copy in memory and compares 38 MB at
 each flush.

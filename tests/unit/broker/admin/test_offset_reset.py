@@ -96,7 +96,7 @@ async def test_recorded_resets(world: Stored) -> None:
         ((asked, recorded),) = exchanges(name, RESET)
         assert asked.ext is not None
         world.features.groups.table.find(asked.ext["group"])
-        if asked.ext["timestamp"] != "0":  # that was behind the last message
+        if asked.ext["timestamp"] != "0":  # that was after the last message
             asked.ext["timestamp"] = str(world.clock.now_ms() + 1_000)
         answer = await world.call(RESET, asked.ext)
         assert (answer.code, answer.remark, answer.ext) == (recorded.code, recorded.remark, None)

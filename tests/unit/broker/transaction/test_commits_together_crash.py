@@ -1,7 +1,7 @@
 """Commits that came together, and a kill after it: each final message is known to the next start.
 
-The next start looks for final messages only behind the last op message
-(:mod:`skylark.broker.transaction.op_messages`). So no op message may stand behind the final
+The next start looks for final messages only after the last op message
+(:mod:`skylark.broker.transaction.op_messages`). So no op message may stand after the final
 messages of a run and leave out some of them.
 """
 

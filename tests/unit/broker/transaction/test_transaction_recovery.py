@@ -77,7 +77,7 @@ async def test_a_rollback_without_op_message_is_lost(tmp_path: Path) -> None:
 @pytest.mark.parametrize("index", ["true", "false"])
 async def test_op_messages_are_read_back(tmp_path: Path, index: str) -> None:
     async with shop(tmp_path, messageIndexEnable=index) as world:
-        first = await world.producer.send("U0")  # undecided: what is behind it stays in memory
+        first = await world.producer.send("U0")  # undecided: what comes after it stays in memory
         one, two = [await world.producer.send(unique_id) for unique_id in ("U1", "U2")]
         await world.producer.end_oneway(one)
         await world.producer.end_oneway(two, ROLLBACK)

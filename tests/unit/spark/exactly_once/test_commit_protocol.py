@@ -443,7 +443,7 @@ def test_the_model_detects_void_halves_that_are_committed(
 
 
 def test_the_model_detects_a_walk_that_stops_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decision of an earlier batch may come late, behind those of later ones."""
+    """A decision of an earlier batch may come late, after those of later ones."""
 
     def early(batch: int, first: int, end: int, window: int) -> Any:
         del window

@@ -103,7 +103,7 @@ def test_extra_entries(basic: Path) -> None:
         f"entry 2 points to {other[0]}, where no valid record of this queue begins"
     )
     assert report.findings[2].text == (
-        f"entry 3 points to {LOG_END}, behind the end of the log at {LOG_END}"
+        f"entry 3 points to {LOG_END}, beyond the end of the log at {LOG_END}"
     )
 
 

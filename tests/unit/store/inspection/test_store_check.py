@@ -92,7 +92,7 @@ def test_a_torn_store_of_java_is_described() -> None:
     extra = [it for it in report.findings if it.kind == "queue.extra"]
     assert len(extra) == 5
     assert extra[-1].text == (
-        "entries 148 to 149 point to 143240, behind the end of the log at 142909"
+        "entries 148 to 149 point to 143240, beyond the end of the log at 142909"
     )
     assert text_of(report, "index.extra").startswith("entries 133 to 150 point to 142909, behind")
 
@@ -263,7 +263,7 @@ def test_old_bytes_behind_the_end_are_noted(basic: Path) -> None:
     patch(path, LOG_END - 98304 + 1000, b"old")
     report = check(basic)
     assert found(report) == [(NOTE, "log.remnant", LOG_FILES[3], LOG_END)]
-    assert report.findings[0].text == f"old bytes behind the end of the log, up to {LOG_END + 1003}"
+    assert report.findings[0].text == f"old bytes beyond the end of the log, up to {LOG_END + 1003}"
     first = records(basic / LOG_FILES[0])[0]
     raw = bytearray((basic / LOG_FILES[0]).read_bytes()[: first.total_size])
     raw[28:36] = struct.pack(">q", LOG_END + 500)

@@ -11,7 +11,7 @@ Everything here lives on the loop of the application. Each queue has a pull task
 application; a commit uses it. Batches may be handed out in parts.
 
 **Faults.** A message that cannot be decoded, which no broker should send, is pulled once more
-alone, then skipped and logged; the messages before and behind it are handed out. If a body cannot
+alone, then skipped and logged; the messages before and after it are handed out. If a body cannot
 be decompressed, the application gets the error on access.
 
 **Seek.** Drops the waiting batches of the queue and replaces its task, so that the response to a

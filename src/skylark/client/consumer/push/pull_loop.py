@@ -12,7 +12,7 @@ offset (21), the loop ends: the control loop moves the queue and takes it up aga
 the loop waits and pulls again, without limit; only rebalancing gives a queue up.
 
 **Faults.** A record that cannot be decoded, which no broker should send, is skipped, logged and
-counted; messages before and behind it are consumed. If a body cannot be decompressed, the handler
+counted; messages before and after it are consumed. If a body cannot be decompressed, the handler
 gets a RemoteProtocolError on access, so the message is retried and becomes a dead letter.
 
 Counterpart of Java's ``PullMessageService``, ``PullAPIWrapper`` and
