@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Final, NamedTuple, Protocol
 
 from skylark.broker.api import BrokerServices
@@ -34,7 +33,6 @@ from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.overload.overload_guard import (
     LoopWatch,
-    OutstandingBytes,
     OverloadGuard,
     SlowGroupWatch,
     WatchedClock,
@@ -408,7 +406,10 @@ class StatsFeature(Feature):
         groups: GroupsFeature,
     ) -> None:
         live, clock, store = context.live, context.clock, storage.store
-        self.broker_stats = BrokerStats(live.current.broker_cluster_name)
+        self.broker_stats = BrokerStats(
+            live.current.broker_cluster_name,
+            idle_max_ms=lambda: idle_max_ms(live.current.max_stats_idle_time_in_minutes),
+        )
         self.store_stats = StoreStats(clock.now_ms())
         self.sampler = StatsSampler(self.broker_stats, self.store_stats, DayTotals(), clock)
         self.retention_watch = RetentionWatch(live, store, groups.offsets, groups.consumers, clock)
@@ -437,11 +438,6 @@ class StatsFeature(Feature):
         )
         if self.exporter.is_on:
             context.loop_watch.on_turn = self.metrics.loop_turn.observe
-        self._apply(live.current)
-        live.changes.subscribe(self._apply)
-
-    def _apply(self, config: BrokerConfig) -> None:
-        self.broker_stats.idle_max_ms = idle_max_ms(config.max_stats_idle_time_in_minutes)
 
     async def start(self) -> None:
         await self.exporter.start()
@@ -467,14 +463,11 @@ class OverloadFeature(Feature):
     ) -> None:
         """``held_size``: the bytes held for all clients."""
         live, clock = context.live, context.clock
-        self.outstanding = OutstandingBytes(held_size, live.current.held_size_max)
         #: An interceptor of the remoting endpoint.
         self.guard = OverloadGuard(
             live,
-            context.loop_watch,
             clock,
-            arrival_of=attrgetter("arrived_at"),
-            outstanding=self.outstanding,
+            held_size=held_size,
             pool_is_empty=lambda: storage.store.is_busy,
         )
         self._slow_groups = SlowGroupWatch(live, stats.broker_stats, groups.table, clock)
@@ -483,10 +476,6 @@ class OverloadFeature(Feature):
             "skylark_requests_refused_total",
             lambda: [((why.value,), count) for why, count in self.guard.refused_counts.items()],
         )
-        live.changes.subscribe(self._apply)
-
-    def _apply(self, config: BrokerConfig) -> None:
-        self.outstanding.size_max = config.held_size_max
 
     async def start(self) -> None:
         self._slow_groups.start()

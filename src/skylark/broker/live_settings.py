@@ -91,15 +91,6 @@ START_REASONS: Final[dict[str, str]] = {
 READ_AT_START: Final = frozenset(key for keys in START_REASONS.values() for key in keys.split())
 
 
-class SettingsChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What request 25 did."""
-
-    named: frozenset[str]  # keys in the request; a named key counts even if its value is the same
-    old: BrokerConfig  # in force before
-    new: BrokerConfig  # in force now
-    waiting: frozenset[str]  # changed keys that wait for the next start
-
-
 class LiveSettings:
     """Holds the settings of one broker."""
 
@@ -114,16 +105,15 @@ class LiveSettings:
         self.version = DataVersion(timestamp=now_ms)
         self._foreign = {key: (given or {})[key] for key in unknown_keys(BrokerConfig, given or ())}
 
-    def update(self, changes: str | bytes, now_ms: int) -> SettingsChange:
-        """Apply the properties text of request 25: all of it or nothing.
+    def update(self, changes: str | bytes, now_ms: int) -> frozenset[str]:
+        """Apply the properties text of request 25, all of it or nothing; returns its keys.
 
         Raises ReadOnlySettingError (answered with 16) for a key on the black list, and another
         ConfigError (answered with 1) for text or values that are wrong. Unknown keys are ignored.
         """
         texts = parse_properties(changes)
-        old = self.current
-        stated = with_changes(self._stated, texts, black_list=old.black_list)
-        current = _with_start_values(stated, old)
+        stated = with_changes(self._stated, texts, black_list=self.current.black_list)
+        current = _with_start_values(stated, self.current)
         waiting = _changed_keys(current, stated) & texts.keys()
         self._stated, self.current = stated, current
         self.version = self.version.next(now_ms)
@@ -131,7 +121,7 @@ class LiveSettings:
         if waiting:
             logger.warning("these settings wait for a restart: %s", ", ".join(sorted(waiting)))
         self.changes.publish(current)
-        return SettingsChange(named=frozenset(texts), old=old, new=current, waiting=waiting)
+        return frozenset(texts)
 
     def text(self) -> str:
         """The body of request 26: ``key=value`` lines, sorted and not escaped."""

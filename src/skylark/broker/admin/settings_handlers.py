@@ -33,14 +33,14 @@ class SettingsHandlers(AdminHandlers):
             return success(request)
         logger.info("%r changes settings", connection)
         try:
-            change = self._broker.live.update(request.body, self._broker.clock.now_ms())
+            changed = self._broker.live.update(request.body, self._broker.clock.now_ms())
         except ReadOnlySettingError as error:
             raise NoPermissionError(error.message) from error
         except InvalidConfigError as error:
             raise BrokerError(str(error)) from error
         except ConfigError as error:
             raise BrokerError("string2Properties error", hint=str(error)) from error
-        if "brokerPermission" in change.named:
+        if "brokerPermission" in changed:
             self._broker.topics.renew_version()
             await self._broker.register_all()
         try:

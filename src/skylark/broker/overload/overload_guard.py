@@ -69,11 +69,11 @@ Ts = TypeVarTuple("Ts")
 REJECT_REMARK: Final = "[REJECTREQUEST]system busy, start flow control for a while"
 LATE_REMARK: Final = (
     "[{reason}]broker busy, start flow control for a while, period in queue: {waited_ms}ms,"
-    " size of queue: {waiting_count}"
+    " size of queue: 0"
 )
 #: A shorter turn does not delay requests.
 LONG_TURN_S: Final = 0.01
-#: How often the held bytes are added up.
+#: How often the held bytes are added up, while requests come.
 MEASURE_S: Final = 0.1
 #: How often groups are checked that read too far behind.
 SLOW_GROUPS_INTERVAL_S: Final = 180.0
@@ -250,6 +250,7 @@ _SENDS: Final = frozenset(
     }
 )
 _PULLS: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
+_GUARDED: Final = _SENDS | _PULLS
 
 
 class Reason(enum.Enum):
@@ -261,26 +262,6 @@ class Reason(enum.Enum):
     WAITED = "waited"
 
 
-class OutstandingBytes:
-    """Checks whether the broker holds more bytes for its clients than it may.
-
-    These are the bodies of current requests, and answers that clients have not read yet. Adding
-    them up takes time, so it is done a few times a second, and only while requests come.
-    """
-
-    def __init__(self, measure: Callable[[], int], size_max: int) -> None:
-        self._measure = measure
-        self.size_max = size_max
-        self._due_at = -math.inf
-        self.exceeded = False
-
-    def check(self, now: float) -> bool:
-        if now >= self._due_at:
-            self._due_at = now + MEASURE_S
-            self.exceeded = self._measure() > self.size_max
-        return self.exceeded
-
-
 class OverloadGuard:
     """Interceptor that refuses requests when the broker is overloaded."""
 
@@ -289,24 +270,22 @@ class OverloadGuard:
     def __init__(
         self,
         live: LiveSettings,
-        watch: LoopWatch,
         clock: TimeSource,
         *,
-        arrival_of: Callable[[Connection], float] | None = None,
-        outstanding: OutstandingBytes | None = None,
-        pool_is_empty: Callable[[], bool] | None = None,
+        held_size: Callable[[], int],
+        pool_is_empty: Callable[[], bool],
     ) -> None:
-        """``arrival_of``: when the bytes of a connection arrived, if that is known better than by
-        the turn in which the request is handled, because it waited behind others.
+        """``held_size``: the bytes held for all clients, that is bodies of current requests, and
+        answers that clients have not read yet.
 
         ``pool_is_empty``: whether a transient store pool is in use and has no buffer left.
         """
         self.refused_counts = dict.fromkeys(Reason, 0)
-        self._watch = watch
         self._monotonic = clock.monotonic
-        self._arrival_of = arrival_of
-        self._outstanding = outstanding
+        self._held_size = held_size
         self._pool_is_empty = pool_is_empty
+        self._measure_at = -math.inf
+        self._holds_too_much = False
         self._stall_ended_at = -math.inf
         self._log_at = -math.inf
         self._read(live.current)
@@ -317,12 +296,9 @@ class OverloadGuard:
     def before(self, connection: Connection, request: Command) -> None:
         """Return for a request that may be handled; raises SystemBusyError for others."""
         now = self._monotonic()
-        if self._arrival_of is not None:
-            arrived_at = self._arrival_of(connection)
-        else:
-            arrived_at = self._watch.arrived_at(now)
+        arrived_at = connection.arrived_at
         code = request.code
-        if code in self._guarded_codes:
+        if code in _GUARDED:
             self._check_guarded(code, now)
         if now - arrived_at >= self._limits_s.get(code, self._admin_limit_s):
             self._refuse_late(code, arrived_at, now)
@@ -341,6 +317,7 @@ class OverloadGuard:
     # --- inside ---
 
     def _read(self, config: BrokerConfig) -> None:
+        self._held_size_max = config.held_size_max
         self._append_limit_s = config.store.os_page_cache_busy_time_out_mills / 1000
         enabled = config.broker_fast_failure_enable
         limits = {
@@ -355,17 +332,17 @@ class OverloadGuard:
         self._rejected_codes: frozenset[int] = frozenset()
         if config.is_slave:
             self._rejected_codes = _SENDS if config.slave_read_enable else _SENDS | _PULLS
-        self._guarded_codes = self._rejected_codes
-        if self._pool_is_empty is not None or self._outstanding is not None:
-            self._guarded_codes |= _SENDS | _PULLS
 
     def _check_guarded(self, code: int, now: float) -> None:
         if code in self._rejected_codes:
             self._refuse(Reason.REJECTED, REJECT_REMARK, "this broker is a slave: ask its master")
-        if code in _SENDS and self._pool_is_empty is not None and self._pool_is_empty():
+        if code in _SENDS and self._pool_is_empty():
             hint = "no buffer of the transient store pool is free: repeat later or elsewhere"
             self._refuse(Reason.REJECTED, REJECT_REMARK, hint)
-        if self._outstanding is not None and self._outstanding.check(now):
+        if now >= self._measure_at:  # adding up takes time
+            self._measure_at = now + MEASURE_S
+            self._holds_too_much = self._held_size() > self._held_size_max
+        if self._holds_too_much:
             hint = "the broker holds too much that its clients have yet to read: repeat later"
             self._refuse(Reason.OUTSTANDING_BYTES, OVERLOAD_REMARK, hint)
 
@@ -378,17 +355,13 @@ class OverloadGuard:
                 "overload: refused a request (code %d) that waited for %d ms", code, waited_ms
             )
         if family is Family.SEND and arrived_at < self._stall_ended_at:
-            remark = LATE_REMARK.format(
-                reason="PCBUSY_CLEAN_QUEUE", waited_ms=waited_ms, waiting_count=0
-            )
+            reason, name = Reason.PAGE_CACHE_BUSY, "PCBUSY_CLEAN_QUEUE"
             hint = "the disk of the broker is too slow: repeat later or elsewhere"
-            self._refuse(Reason.PAGE_CACHE_BUSY, remark, hint)
-        remark = LATE_REMARK.format(
-            reason="TIMEOUT_CLEAN_QUEUE", waited_ms=waited_ms, waiting_count=0
-        )
-        limit_ms = round(self._limits_s.get(code, self._admin_limit_s) * 1000)
-        hint = f"the broker is too busy, the limit is {limit_ms} ms: repeat later or elsewhere"
-        self._refuse(Reason.WAITED, remark, hint)
+        else:
+            reason, name = Reason.WAITED, "TIMEOUT_CLEAN_QUEUE"
+            limit_ms = round(self._limits_s.get(code, self._admin_limit_s) * 1000)
+            hint = f"the broker is too busy, the limit is {limit_ms} ms: repeat later or elsewhere"
+        self._refuse(reason, LATE_REMARK.format(reason=name, waited_ms=waited_ms), hint)
 
     def _refuse(self, reason: Reason, remark: str, hint: str) -> NoReturn:
         self.refused_counts[reason] += 1

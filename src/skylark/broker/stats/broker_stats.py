@@ -187,7 +187,7 @@ class BrokerStats:
         cluster: str,
         *,
         count_max: int = METER_COUNT_MAX,
-        idle_max_ms: int = IDLE_MAX_MS,
+        idle_max_ms: Callable[[], int] = lambda: IDLE_MAX_MS,
     ) -> None:
         self._cluster = cluster
         self.idle_max_ms = idle_max_ms
@@ -267,7 +267,8 @@ class BrokerStats:
 
     def expire(self) -> None:
         """Drop meters unchanged for ``idle_max_ms``; call it after each hourly sample."""
-        count = sum(table.expire(self.idle_max_ms) for table in self.tables)
+        idle_max_ms = self.idle_max_ms()
+        count = sum(table.expire(idle_max_ms) for table in self.tables)
         if count:
             logger.info("dropped %d statistics that have not changed for long", count)
 

@@ -69,7 +69,6 @@ class StoreStats:
         self.transferred_count = 0  # messages read
         self.put_ms_max = 0
         self.get_ms_max = 0
-        self.dispatch_buffer_max = 0
         self._boot_ms = boot_ms
         self._put_times = [0] * (PUT_MS_MAX + 1)
         self._put_times_last = self._put_times.copy()  # of the minute before
@@ -134,7 +133,7 @@ class StoreStats:
             "putMessageSizeTotal": str(self.put_size),
             "putMessageDistributeTime": self._put_time_parts(),
             "putMessageAverageSize": java_double(self.put_size / put_count),
-            "dispatchMaxBuffer": str(self.dispatch_buffer_max),
+            "dispatchMaxBuffer": "0",
             "getMessageEntireTimeMax": str(self.get_ms_max),
             "putTps": self._rates("put"),
             "getFoundTps": self._rates("found"),
@@ -164,33 +163,30 @@ class StoreStats:
 
 
 class DayTotals:
-    """Total messages at the last midnight, and at the one before."""
+    """Messages put and got until the last midnight, and until the one before."""
 
     def __init__(self) -> None:
-        self.put_yesterday_morning = 0
-        self.put_today_morning = 0
-        self.get_yesterday_morning = 0
-        self.get_today_morning = 0
+        self.yesterday_morning = self.today_morning = (0, 0)
 
     def morning(self, put_count: int, get_count: int) -> None:
         """Take the totals of a midnight."""
-        self.put_yesterday_morning, self.put_today_morning = self.put_today_morning, put_count
-        self.get_yesterday_morning, self.get_today_morning = self.get_today_morning, get_count
+        (put_before, got_before), now = self.today_morning, (put_count, get_count)
+        self.yesterday_morning, self.today_morning = self.today_morning, now
         logger.info(
-            "messages of yesterday: %d put, %d got",
-            self.put_today_morning - self.put_yesterday_morning,
-            self.get_today_morning - self.get_yesterday_morning,
+            "messages of yesterday: %d put, %d got", put_count - put_before, get_count - got_before
         )
 
     def rows(self, put_count: int, get_count: int) -> dict[str, str]:
         """The rows of GET_BROKER_RUNTIME_INFO that begin with msgPut and msgGet."""
+        times = {
+            "YesterdayMorning": self.yesterday_morning,
+            "TodayMorning": self.today_morning,
+            "TodayNow": (put_count, get_count),
+        }
         return {
-            "msgPutTotalYesterdayMorning": str(self.put_yesterday_morning),
-            "msgPutTotalTodayMorning": str(self.put_today_morning),
-            "msgPutTotalTodayNow": str(put_count),
-            "msgGetTotalYesterdayMorning": str(self.get_yesterday_morning),
-            "msgGetTotalTodayMorning": str(self.get_today_morning),
-            "msgGetTotalTodayNow": str(get_count),
+            f"msg{kind}Total{time}": str(counts[column])
+            for column, kind in enumerate(("Put", "Get"))
+            for time, counts in times.items()
         }
 
 

@@ -193,7 +193,7 @@ def test_beyond_the_limit_of_keys_counting_goes_on_but_cannot_be_asked_for() -> 
 
 
 def test_meters_that_stand_still_are_dropped_and_busy_ones_stay() -> None:
-    stats = BrokerStats("c", idle_max_ms=30 * 60_000)
+    stats = BrokerStats("c", idle_max_ms=lambda: 30 * 60_000)
     stats.put("idle", 1, 10)
     now_ms = sampled(stats, minutes=20)
     assert "idle" in stats.topic_puts

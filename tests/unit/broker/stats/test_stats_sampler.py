@@ -16,7 +16,7 @@ from skylark.testing.virtual_clock import VirtualClock
 class World:
     def __init__(self) -> None:
         self.clock = VirtualClock()
-        self.stats = BrokerStats("c", idle_max_ms=20 * 60_000)
+        self.stats = BrokerStats("c", idle_max_ms=lambda: 20 * 60_000)
         self.store_stats = StoreStats(self.clock.now_ms())
         self.totals = DayTotals()
         self.sampler = StatsSampler(self.stats, self.store_stats, self.totals, self.clock)
@@ -84,19 +84,19 @@ async def test_mornings_are_noted(world: World) -> None:
     world.stats.put("T", 5, 50)
     world.stats.got("T", "g", 3, 30)
     await world.clock.advance(to_midnight_s - 2)
-    assert world.totals.put_today_morning == 0
+    assert world.totals.today_morning == (0, 0)
     await world.clock.advance(3)
-    assert (world.totals.put_today_morning, world.totals.get_today_morning) == (5, 3)
-    assert world.totals.put_yesterday_morning == 0
+    assert world.totals.today_morning == (5, 3)
+    assert world.totals.yesterday_morning == (0, 0)
     await world.clock.advance(60)
-    assert world.totals.put_yesterday_morning == 0, "once a day"
+    assert world.totals.yesterday_morning == (0, 0), "once a day"
 
 
 async def test_a_clock_set_back_does_not_lose_a_morning(world: World) -> None:
     world.sampler._morning_ms += 5 * 86_400_000  # as if the clock had been set back five days
     await world.clock.advance(1)
     assert world.sampler._morning_ms == next_morning_ms(world.clock.now_ms())
-    assert world.totals.put_today_morning == 0
+    assert world.totals.today_morning == (0, 0)
 
 
 async def test_after_a_long_sleep_of_the_machine_one_sample_is_enough(world: World) -> None:
