@@ -85,7 +85,7 @@ def test_every_request_code_of_java_is_here() -> None:
 
 
 def test_response_codes() -> None:
-    assert len(ResponseCode.__members__) == len(ResponseCode) == 68
+    assert len(ResponseCode.__members__) == len(ResponseCode) == 64
     assert ResponseCode(0).name == "SUCCESS"
     assert ResponseCode(29).name == "INVALID_PARAMETER"
     assert ResponseCode(604).name == "ILLEGAL_OPERATION"
