@@ -36,9 +36,8 @@ from skylark.core.errors import (
     TopicNotExistError,
 )
 from skylark.core.names import IllegalNameError
-from skylark.spark.errors import DataLossError, find_cause
+from skylark.spark.errors import DataLossError, find_cause, find_error
 
-_OURS: Final = re.compile(r"^(?:\w+: )?skylark(?:\.\w+)*\.(\w+Error): (.+)$", re.MULTILINE)
 _STREAM: Final = re.compile(r"terminated with exception: (.+)")
 _JAVA: Final = re.compile(r"^: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z_0-9.]+)\] ")
@@ -88,9 +87,8 @@ def condition_of(error: BaseException) -> str:
 def translate_error(error: BaseException) -> SkylarkError:
     """The error of ours inside a Spark exception, or a new one with Spark's first line."""
     text = str(error)
-    if found := _OURS.findall(text):
-        kind, sentence = found[-1]
-        return _KINDS.get(kind, ClientError)(sentence.strip())
+    if found := find_error(text):
+        return _KINDS.get(found[0], ClientError)(found[1])
     condition = condition_of(error)
     line = next((line.strip() for line in text.splitlines() if line.strip()), condition)
     for inner in (_STREAM.search(line), _JAVA.search(text)):

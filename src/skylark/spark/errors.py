@@ -17,7 +17,7 @@ from skylark.wire.bodies.common_body import MessageQueue
 
 logger = logging.getLogger(__name__)
 
-_OURS: Final = re.compile(r"^(?:\w+: )?skylark(?:\.\w+)+Error: (.+)$", re.MULTILINE)
+_OURS: Final = re.compile(r"^(?:\w+: )?skylark(?:\.\w+)*\.(\w+Error): (.+)$", re.MULTILINE)
 
 
 class DataLossError(ClientError):
@@ -86,5 +86,11 @@ def queues_withdrawn(queues: Collection[MessageQueue], *, is_planned: bool = Fal
 
 def find_cause(error: BaseException | str) -> str | None:
     """The message of our error in a Spark exception, or in its text; None if there is none."""
-    found = _OURS.findall(str(error))
-    return found[-1].strip() if found else None
+    found = find_error(str(error))
+    return found and found[1]
+
+
+def find_error(text: str) -> tuple[str, str] | None:
+    """The class and the message of the last error of ours in a text."""
+    found = _OURS.findall(text)
+    return (found[-1][0], found[-1][1].strip()) if found else None

@@ -78,9 +78,7 @@ async def list_batches(client: SinkClient, *, with_done: bool = False) -> list[B
 def _add_record(found: dict[tuple[str, int], BatchState], entry: Entry) -> None:
     record = entry.record
     key = (record.sink, record.batch)
-    state = found.get(key)
-    if state is None:
-        state = found[key] = BatchState(sink=record.sink, batch=record.batch)
+    state = found.setdefault(key, BatchState(sink=record.sink, batch=record.batch))
     state.since_ms = max(state.since_ms, entry.time_ms)
     match record:
         case Manifest():
@@ -106,12 +104,10 @@ async def abandon(client: SinkClient, sink: str) -> Abandon:
     if not batches:
         raise NotFoundError(f"no exactly-once sink {sink} is known", hint="see skylark txn list")
     batch_records = await txn_log.batch_records(sink)
-    decided = [
-        batch_record.batch for batch_record in batch_records if isinstance(batch_record, Decision)
-    ]
-    record = Abandon(sink=sink, batch=max(decided, default=-1) + 1)
-    await txn_log.append(record)
-    return record
+    decided = [record.batch for record in batch_records if isinstance(record, Decision)]
+    abandoned = Abandon(sink=sink, batch=max(decided, default=-1) + 1)
+    await txn_log.append(abandoned)
+    return abandoned
 
 
 async def repair(client: SinkClient, *, dry_run: bool = False) -> RepairReport:

@@ -32,9 +32,9 @@ from skylark.core.errors import ConfigError
 from skylark.spark.error_translation import condition_of, is_spark_error, translate_errors
 from skylark.spark.jobs.job_runner import (
     Report,
+    StreamJobOptions,
     checkpoint_state,
     follow_query,
-    stream_source,
     with_trigger,
 )
 from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans
@@ -54,18 +54,13 @@ _JARS: Final = {
 _BATCH_FILE: Final = re.compile(r"(\d+)(?:\.compact)?")
 
 
-class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
+class ArchiveOptions(StreamJobOptions, frozen=True, kw_only=True):
     """Options of an archive job."""
 
     topics: tuple[str, ...]
     output: str  #: a folder, or the name of an Iceberg table
-    namesrv: str | None = None
     format: LakeFormat = "parquet"
     checkpoint: str | None = None  #: default: beside the folder
-    interval_ms: int | None = None  #: run on, with a batch this often; None: end when all is read
-    start: str = "earliest"  #: ``startingOffsets`` of the first run
-    tags: str | None = None
-    group: str | None = None  #: the consumer group that gets the progress
     rows_per_batch: int = ROWS_PER_BATCH
 
     def __post_init__(self) -> None:
@@ -81,14 +76,8 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def source(self) -> dict[str, str]:
         """The options of the source."""
-        return stream_source(
-            self.namesrv,
-            start=self.start,
-            rows_per_batch=self.rows_per_batch,
-            topics=",".join(self.topics),
-            columns=",".join(ALL_TYPES),
-            tags=self.tags,
-            group=self.group,
+        return self.stream_source(
+            self.rows_per_batch, topics=",".join(self.topics), columns=",".join(ALL_TYPES)
         )
 
 

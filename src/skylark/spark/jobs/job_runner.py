@@ -97,17 +97,25 @@ def cluster_options(namesrv: str | None = None) -> dict[str, str]:
     return {"nameServer": text}
 
 
-def stream_source(
-    namesrv: str | None, *, start: str, rows_per_batch: int, **given: str | None
-) -> dict[str, str]:
-    """The source options of a streaming job; those that are None are left out."""
-    options = {
-        **cluster_options(namesrv),
-        "startingOffsets": start,
-        "maxOffsetsPerTrigger": str(rows_per_batch),
-        **given,
-    }
-    return {name: value for name, value in options.items() if value is not None}
+class StreamJobOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options that all streaming jobs have."""
+
+    namesrv: str | None = None
+    interval_ms: int | None = None  #: run on, with a batch this often; None: end when all is read
+    start: str = "earliest"  #: ``startingOffsets`` of the first run
+    tags: str | None = None
+    group: str | None = None  #: the consumer group that gets the progress
+
+    def stream_source(self, rows_per_batch: int, **given: str) -> dict[str, str]:
+        """The options of the source: these, and the ``given`` ones."""
+        optional = {"tags": self.tags, "group": self.group}
+        return {
+            **cluster_options(self.namesrv),
+            "startingOffsets": self.start,
+            "maxOffsetsPerTrigger": str(rows_per_batch),
+            **given,
+            **{name: value for name, value in optional.items() if value is not None},
+        }
 
 
 def cores(spark: SparkSession) -> int:

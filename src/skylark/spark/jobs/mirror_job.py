@@ -49,10 +49,10 @@ from skylark.core.errors import ConfigError
 from skylark.spark.error_translation import translate_errors
 from skylark.spark.jobs.job_runner import (
     Report,
+    StreamJobOptions,
     checkpoint_offset,
     cluster_options,
     follow_query,
-    stream_source,
     user_properties,
     with_trigger,
 )
@@ -88,21 +88,16 @@ PAIR_SCHEMA: Final = (
 )
 
 
-class MirrorOptions(msgspec.Struct, frozen=True, kw_only=True):
+class MirrorOptions(StreamJobOptions, frozen=True, kw_only=True):
     """Options of a mirror job; raises ConfigError."""
 
     topic: str
     to_namesrv: str
     checkpoint: str
     to_topic: str | None = None  #: default: the same name
-    namesrv: str | None = None
     pairs: str | None = None  #: folder of the offset pairs; default: beside the checkpoint
     name: str | None = None  #: name of the source cluster in MIRROR_FROM; default: its own
     to_name: str | None = None
-    interval_ms: int | None = None  #: run on, with a batch this often; None: end when all is read
-    start: str = "earliest"  #: ``startingOffsets`` of the first run
-    tags: str | None = None
-    group: str | None = None  #: the consumer group that gets the progress
     rows_per_batch: int = ROWS_PER_BATCH
 
     def __post_init__(self) -> None:
@@ -126,15 +121,11 @@ class MirrorOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def source(self) -> dict[str, str]:
         """The options of the source."""
-        return stream_source(
-            self.namesrv,
-            start=self.start,
-            rows_per_batch=self.rows_per_batch,
+        return self.stream_source(
+            self.rows_per_batch,
             topic=self.topic,
             columns=",".join(_COLUMNS),
             maxRecordsPerPartition=_WHOLE_QUEUES,
-            tags=self.tags,
-            group=self.group,
         )
 
     @property

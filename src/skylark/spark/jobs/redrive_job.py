@@ -26,7 +26,7 @@ from skylark.core.names import dlq_topic, group_problem, retry_topic
 
 if TYPE_CHECKING:
     from skylark.admin.admin_client import Admin
-    from skylark.admin.redrive import Redriven, RedriveProgress
+    from skylark.admin.redrive import RedriveProgress
     from skylark.client.core.client_message import MessageExt
 
 _ORDERLY: Final = "PROP_CONSUMEORDERLY"
@@ -122,12 +122,8 @@ async def run(
         filtered=counts.filtered,
         failed=counts.failed,
         stopped=report.stopped,
-        first_problem=next(filter(None, map(_problem, report.letters)), None),
+        first_problem=next(filter(None, (letter.problem for letter in report.letters)), None),
     )
-
-
-def _problem(letter: Redriven) -> str | None:
-    return letter.problem
 
 
 async def _require_concurrent(admin: Admin, group: str) -> None:

@@ -179,15 +179,16 @@ def _chosen(spark: SparkSession, options: ReplayOptions) -> DataFrame:
     frame = read_lake(spark, options.lake, options.format)
     if options.topics:
         frame = frame.where(F.col("topic").isin(*options.topics))
-    has_days = DAY in frame.columns
+    stored, day = F.col("storeTimestamp"), F.col(DAY)
+    has_days = DAY in frame.columns  # then Spark skips the folders of other days
     if options.since is not None:
-        frame = frame.where(F.col("storeTimestamp") >= F.lit(options.since))
-        if has_days:  # Spark then skips the folders of other days
-            frame = frame.where(F.col(DAY) >= F.lit(options.since.astimezone(UTC).date()))
-    if options.until is not None:
-        frame = frame.where(F.col("storeTimestamp") < F.lit(options.until))
+        frame = frame.where(stored >= F.lit(options.since))
         if has_days:
-            frame = frame.where(F.col(DAY) <= F.lit(options.until.astimezone(UTC).date()))
+            frame = frame.where(day >= F.lit(options.since.astimezone(UTC).date()))
+    if options.until is not None:
+        frame = frame.where(stored < F.lit(options.until))
+        if has_days:
+            frame = frame.where(day <= F.lit(options.until.astimezone(UTC).date()))
     return frame
 
 
@@ -200,9 +201,10 @@ def _plan(frame: DataFrame, options: ReplayOptions) -> list[QueueReplay]:
             F.min("queueOffset").alias("first_offset"),
             F.max("queueOffset").alias("last_offset"),
             F.min(F.unix_micros("storeTimestamp")).alias("first_stored"),
-            F.sum(F.octet_length("body")).alias("body_size"),
+            F.coalesce(F.sum(F.octet_length("body")), F.lit(0)).alias("body_size"),
         )
         .sort(*_QUEUE)
+        .withColumnsRenamed({"brokerName": "broker_name", "queueId": "queue_id"})
         .toLocalIterator()
     )
     old = [(MessageQueue(topic=row[0], broker_name=row[1], queue_id=row[2]), row) for row in found]
@@ -216,14 +218,7 @@ def _plan(frame: DataFrame, options: ReplayOptions) -> list[QueueReplay]:
         where = match_queues([queue for queue, _ in mine], new[target])
         plans += [
             QueueReplay(
-                topic=topic,
-                broker_name=queue.broker_name,
-                queue_id=queue.queue_id,
-                rows=row.rows,
-                first_offset=row.first_offset,
-                last_offset=row.last_offset,
-                first_stored=_moment(row.first_stored),
-                body_size=row.body_size or 0,
+                **row.asDict() | {"first_stored": _moment(row.first_stored)},
                 to_topic=target,
                 to_broker=where[queue].broker_name,
                 to_queue=where[queue].queue_id,

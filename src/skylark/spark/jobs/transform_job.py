@@ -28,10 +28,10 @@ from skylark.core.errors import ConfigError
 from skylark.spark.error_translation import translate_errors
 from skylark.spark.jobs.job_runner import (
     Report,
+    StreamJobOptions,
     checkpoint_offset,
     cluster_options,
     follow_query,
-    stream_source,
     with_trigger,
 )
 from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans, topic_route
@@ -50,20 +50,15 @@ Delivery = Literal["at-least-once", "exactly-once"]
 _ROWS_PER_BATCH: Final[dict[Delivery, int]] = {"at-least-once": 200_000, "exactly-once": 20_000}
 
 
-class TransformOptions(msgspec.Struct, frozen=True, kw_only=True):
+class TransformOptions(StreamJobOptions, frozen=True, kw_only=True):
     """Options of a transform job; raises ConfigError."""
 
     topic: str
     to_topic: str
     sql: str
     checkpoint: str
-    namesrv: str | None = None
     to_namesrv: str | None = None  #: default: the cluster of the source
     delivery: Delivery = "at-least-once"
-    interval_ms: int | None = None  #: run on, with a batch this often; None: end when all is read
-    start: str = "earliest"  #: ``startingOffsets`` of the first run
-    tags: str | None = None
-    group: str | None = None  #: the consumer group that gets the progress
     rows_per_batch: int | None = None
 
     def __post_init__(self) -> None:
@@ -79,14 +74,8 @@ class TransformOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def source(self) -> dict[str, str]:
         """The options of the source."""
-        return stream_source(
-            self.namesrv,
-            start=self.start,
-            rows_per_batch=self.rows_per_batch or _ROWS_PER_BATCH[self.delivery],
-            topic=self.topic,
-            tags=self.tags,
-            group=self.group,
-        )
+        rows_per_batch = self.rows_per_batch or _ROWS_PER_BATCH[self.delivery]
+        return self.stream_source(rows_per_batch, topic=self.topic)
 
     @property
     def sink(self) -> dict[str, str]:

@@ -235,8 +235,8 @@ class _FileReader:
         source = self._source(parts["source"]) if "source" in parts else None
         sink = self._sink(parts["sink"]) if "sink" in parts else None
         trigger = self._trigger(parts["trigger"]) if "trigger" in parts else Trigger()
-        sql = walker.text(parts["sql"], "sql") if "sql" in parts else None
-        python = walker.text(parts["python"], "python") if "python" in parts else None
+        sql = walker.optional(parts, "sql", None)
+        python = walker.optional(parts, "python", None)
         if sql is not None and not sql.strip():
             walker.wrong(parts["sql"], "sql must be a query over the view input")
         if python is not None and not _FUNCTION.fullmatch(python):
@@ -257,7 +257,7 @@ class _FileReader:
     def _source(self, node: Node) -> Source | None:
         walker = self._walker
         parts = walker.mapping(node, "a source", ("format", "options"), ("options",))
-        if "format" in parts and walker.text(parts["format"], "format").lower() != FORMAT:
+        if walker.optional(parts, "format", FORMAT).lower() != FORMAT:
             walker.wrong(parts["format"], f"a source has the format {FORMAT}")
         if "options" not in parts:
             return None
@@ -278,12 +278,10 @@ class _FileReader:
             return None
         sink_format = walker.text(parts["format"], "format")
         to_topic = sink_format.lower() == FORMAT
-        path = walker.text(parts["path"], "path") if "path" in parts else None
-        mode = "append"
-        if "outputMode" in parts:
-            mode = walker.text(parts["outputMode"], "outputMode").lower()
-            if mode not in OUTPUT_MODES:
-                walker.wrong(parts["outputMode"], f"outputMode must be {' or '.join(OUTPUT_MODES)}")
+        path = walker.optional(parts, "path", None)
+        mode = walker.optional(parts, "outputMode", "append").lower()
+        if mode not in OUTPUT_MODES:
+            walker.wrong(parts["outputMode"], f"outputMode must be {' or '.join(OUTPUT_MODES)}")
         columns: tuple[str, ...] = ()
         if "partitionBy" in parts:
             columns = walker.names(parts["partitionBy"], "partitionBy")
@@ -449,6 +447,10 @@ class Walker:
         except ValueError as error:
             self.wrong(node, f"{what}: {error}")
             return ""
+
+    def optional(self, parts: Mapping[str, Node], key: str, default: T) -> str | T:
+        """The scalar of a key, or the default if the key is missing."""
+        return self.text(parts[key], key) if key in parts else default
 
     def flag(self, node: Node, what: str) -> bool:
         """``true`` or ``false``."""
