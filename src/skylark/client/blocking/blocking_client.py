@@ -22,7 +22,6 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, TypeVarTuple
 
 from skylark.client.blocking.event_loop_thread import EventLoopThread, shared_loop_thread
@@ -183,12 +182,7 @@ class Blocking(LoopFacade[AsyncClientT]):
         self.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

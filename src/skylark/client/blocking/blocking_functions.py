@@ -14,7 +14,6 @@ Both run on the private loop of the blocking clients. A forked child serves no m
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from skylark.client import metrics_endpoint
@@ -66,12 +65,7 @@ class MetricsEndpoint(LoopFacade[metrics_endpoint.MetricsEndpoint]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

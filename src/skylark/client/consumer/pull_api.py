@@ -4,7 +4,8 @@
 Committed offsets are in :mod:`skylark.client.consumer.offset_persistence`. Topics and groups are
 names as brokers know them, except in messages, which have those of the application.
 
-Pulls contain their subscription, so the broker need not know the group, and never commit an offset.
+Pulls contain their subscription, so the broker need not know the group, and commit no offset;
+those of a push consumer commit, and brokers know its subscription from heartbeats.
 Only brokers since 4.1 filter by SQL; the version of a broker is known from its response to a
 heartbeat, and without one such a pull is refused here.
 
@@ -66,6 +67,11 @@ class PullTerms(msgspec.Struct, frozen=True, kw_only=True):
     suspend_s: float = 0.0  #: how long the broker may wait for a first message; 0: not at all
     timeout_s: float = 30.0
     lite: bool = False  #: use the request of lite pull consumers (361), of brokers since 5.0
+    bulk: bool = False  #: allow more messages than brokers send by default (Skylark's)
+    commit_offset: int = 0  #: commit this offset too, unless the broker is a slave
+    #: the subscription is known from heartbeats, in this version at least
+    is_registered: bool = False
+    with_subscription: bool = True
 
 
 class QueueAccess:
@@ -95,9 +101,11 @@ class QueueAccess:
         target = await self.link.lookup.reader_of(queue, broker_id)
         if subscription.is_sql:
             require_sql(self._instance, target, queue)
-        header = self._pull_header(queue, subscription, offset, terms)
+        header = self._pull_header(queue, subscription, offset, terms, target)
         pulled = await self._call(target.address, header, queue.broker_name, terms)
-        found, error = decode_messages(pulled, queue)
+        shown = self._instance.namespace.unwrap
+        topic = None if is_retry_topic(queue.topic) else shown(queue.topic)
+        found, error = decode_messages(pulled, queue, topic)
         next_offset = pulled.next_offset
         if error is not None:
             if not found:
@@ -108,8 +116,13 @@ class QueueAccess:
             next_offset=next_offset,
             min_offset=pulled.min_offset,
             max_offset=pulled.max_offset,
-            messages=self._shown(subscription.select(found), queue.topic),
+            messages=subscription.select(found),
         )
+        if topic is None and self._instance.namespace.name:
+            result.messages[:] = [
+                MessageExt(each.record, each.broker_name, shown(each.topic))
+                for each in result.messages
+            ]
         return result, pulled.suggested_broker_id
 
     async def _call(
@@ -126,13 +139,23 @@ class QueueAccess:
         return await pull(address, header, broker_name, timeout_s)
 
     def _pull_header(
-        self, queue: MessageQueue, subscription: Subscription, offset: int, terms: PullTerms
+        self,
+        queue: MessageQueue,
+        subscription: Subscription,
+        offset: int,
+        terms: PullTerms,
+        target: Target,
     ) -> PullMessageRequestHeader:
-        flags = int(PullSysFlag.SUBSCRIPTION)
+        flags = 0
+        if terms.commit_offset > 0 and not target.is_slave:
+            flags |= PullSysFlag.COMMIT_OFFSET
         if terms.suspend_s > 0:
             flags |= PullSysFlag.SUSPEND
+        if terms.with_subscription:
+            flags |= PullSysFlag.SUBSCRIPTION
         if terms.lite:
             flags |= PullSysFlag.LITE_PULL
+        has_version = terms.is_registered or subscription.is_sql
         data = subscription.data
         return PullMessageRequestHeader(
             consumer_group=self._group,
@@ -142,22 +165,13 @@ class QueueAccess:
             max_msg_nums=terms.count_max,
             max_msg_bytes=terms.size_max,
             sys_flag=flags,
-            commit_offset=0,
+            commit_offset=terms.commit_offset,
             suspend_timeout_millis=round(terms.suspend_s * 1000),
-            subscription=data.sub_string,
-            sub_version=subscription.pull_version if subscription.is_sql else 0,
+            subscription=data.sub_string if terms.with_subscription else None,
+            sub_version=subscription.pull_version if has_version else 0,
             expression_type=data.expression_type,
+            bulk=terms.bulk or None,
         )
-
-    def _shown(self, messages: list[MessageExt], topic: str) -> list[MessageExt]:
-        namespace = self._instance.namespace
-        if not namespace.name:
-            return messages
-        name = None if is_retry_topic(topic) else namespace.unwrap(topic)
-        return [
-            MessageExt(each.record, each.broker_name, name or namespace.unwrap(each.topic))
-            for each in messages
-        ]
 
     # ---- offsets ---------------------------------------------------------------------------------
 
@@ -181,6 +195,20 @@ class QueueAccess:
         """The offset of the first message stored at or after this time."""
         address = await self.link.lookup.master_of(queue)
         return await self.link.calls.search_offset(address, queue, time_ms)
+
+
+async def check_sql(
+    instance: ClientInstance, link: BrokerConnections, group: str, subscription: Subscription
+) -> None:
+    """Let a broker check an SQL condition; raises BrokerError if it is invalid."""
+    if subscription.is_sql:
+        await link.calls.check_client(
+            await link.lookup.broker_of_topic(subscription.topic),
+            instance.client_id,
+            group,
+            subscription.data,
+            namespace=instance.namespace.name,
+        )
 
 
 def require_sql(instance: ClientInstance, target: Target, queue: MessageQueue) -> None:

@@ -26,8 +26,9 @@ from skylark.client.consumer.allocation import Allocation
 from skylark.client.consumer.offset_persistence import open_offset_store
 from skylark.client.consumer.offset_table import OffsetTable
 from skylark.client.consumer.process_queue import ProcessQueue
-from skylark.client.consumer.pull_api import QueueAccess
+from skylark.client.consumer.pull_api import QueueAccess, check_sql
 from skylark.client.consumer.pull_member import PullMember, QueueEvents
+from skylark.client.consumer.rebalance_executor import announce
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.core.argument_checks import checks_arguments, refused
 from skylark.client.core.client_message import MessageExt
@@ -126,7 +127,7 @@ class PullConsumerSession:
         for subscription in wanted.values():
             await self.instance.refresh_route(subscription.topic)
         for subscription in wanted.values():
-            await self._check(subscription)
+            await check_sql(self.instance, self.access.link, self.group, subscription)
         self._member.subscriptions = wanted
         await self.instance.register_consumer(self._member)
         await self.instance.heartbeat_all(whole=True)
@@ -175,34 +176,14 @@ class PullConsumerSession:
         """Add or replace a subscription; a heartbeat sends it to brokers soon."""
         known = self._member.subscriptions
         self._member.subscriptions = {**known, subscription.topic: subscription}
-        self._tasks.spawn(self._changed(subscription.topic), name="subscribe")
+        self._tasks.spawn(announce(self.instance, subscription.topic), name="subscribe")
 
     def unsubscribe(self, topic: str) -> None:
         """Remove the subscription to a topic, by its name without namespace."""
         wire_topic = self.namespace.wrap(topic)
         known = self._member.subscriptions
         self._member.subscriptions = {t: s for t, s in known.items() if t != wire_topic}
-        self._tasks.spawn(self._changed(None), name="unsubscribe")
-
-    async def _changed(self, wire_topic: str | None) -> None:
-        try:
-            if wire_topic is not None:
-                await self.instance.refresh_route(wire_topic)
-            await self.instance.heartbeat_all(whole=True)
-        except SkylarkError as error:
-            logger.warning("cannot send a changed subscription to brokers yet: %s", error)
-        self.instance.rebalance_soon()
-
-    async def _check(self, subscription: Subscription) -> None:
-        if subscription.is_sql:
-            link = self.access.link
-            await link.calls.check_client(
-                await link.lookup.broker_of_topic(subscription.topic),
-                self.instance.client_id,
-                self.group,
-                subscription.data,
-                namespace=self.namespace.name,
-            )
+        self._tasks.spawn(announce(self.instance, None), name="unsubscribe")
 
     def assigned(self, queues: Mapping[MessageQueue, ProcessQueue]) -> None:
         """Set the queues that the application assigned; saves the offsets of former ones soon."""

@@ -301,16 +301,8 @@ class RebalanceExecutor:
 
     async def _renew_locks(self) -> None:
         for each in self.rebalance.lock_requests():
-            try:
-                held = await self._ask_lock(each.broker_name, each.queues)
-            except SkylarkError as error:
-                broker = each.broker_name
-                self._limited_log.failed(
-                    ("renew", broker), error, "cannot renew the locks at %s now", broker
-                )
-            except Exception:  # such as an error of a hook; the other locks are renewed
-                logger.exception("cannot renew the locks at %s", each.broker_name)
-            else:
+            held = await self._ask_lock(each.broker_name, each.queues)
+            if held is not None:
                 self.rebalance.relocked(each.queues, held, self._clock.steady_ms())
 
     async def lock_one(self, queue: MessageQueue) -> bool:
@@ -320,25 +312,29 @@ class RebalanceExecutor:
     async def _lock(
         self, broker_name: str, queues: Collection[MessageQueue]
     ) -> Collection[MessageQueue]:
-        try:
-            held = await self._ask_lock(broker_name, queues)
-        except SkylarkError as error:
-            self._limited_log.failed(
-                ("lock", broker_name), error, "cannot get locks from %s now", broker_name
-            )
-            return ()
-        except Exception:  # such as an error of a hook
-            logger.exception("cannot get locks from %s", broker_name)
+        held = await self._ask_lock(broker_name, queues)
+        if held is None:
             return ()
         self._strays.difference_update(queue for queue in queues if queue not in held)
         return held
 
     async def _ask_lock(
         self, broker_name: str, queues: Collection[MessageQueue]
-    ) -> Collection[MessageQueue]:
+    ) -> Collection[MessageQueue] | None:
+        """Request locks; returns those that were granted, None if the request failed."""
         link = self._instance.control_link
-        address = await link.lookup.master_of(next(iter(queues)))
-        return await link.calls.lock_queues(address, self._group, self._instance.client_id, queues)
+        try:
+            address = await link.lookup.master_of(next(iter(queues)))
+            return await link.calls.lock_queues(
+                address, self._group, self._instance.client_id, queues
+            )
+        except SkylarkError as error:
+            self._limited_log.failed(
+                ("lock", broker_name), error, "cannot get locks from %s now", broker_name
+            )
+        except Exception:  # such as an error of a hook; other locks are still requested
+            logger.exception("cannot get locks from %s", broker_name)
+        return None
 
     async def _free_strays(self, is_stray: Callable[[MessageQueue], bool]) -> None:
         """Unlock queues whose lock may have been granted when a connection was lost.
@@ -399,3 +395,16 @@ class RebalanceExecutor:
     def drop_all(self) -> None:
         """Drop all queues."""
         self.rebalance.drop_all()
+
+
+async def announce(instance: ClientInstance, topic: str | None) -> None:
+    """Send a changed subscription to brokers, and rebalance; ``topic`` is one that was added."""
+    try:
+        if topic is not None:
+            await instance.refresh_route(topic)
+        await instance.heartbeat_all(whole=True)
+    except SkylarkError as error:
+        logger.warning(
+            "cannot send the changed subscription now, the next heartbeat has it: %s", error
+        )
+    instance.rebalance_soon()

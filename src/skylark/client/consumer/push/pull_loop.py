@@ -1,4 +1,4 @@
-"""Pull loop of one queue: pulls, decodes, filters and submits messages, again and again.
+"""Pull loop of one queue: pulls, filters and submits messages, again and again.
 
 One task per queue, on the loop that consumes. One pull is always in flight, unless
 :class:`~skylark.client.consumer.process_queue.FlowControl` holds it; a broker without messages
@@ -35,30 +35,30 @@ from skylark.client.consumer.process_queue import (
     Hold,
     HoldReason,
 )
-from skylark.client.consumer.pull_api import decode_messages, require_sql
+from skylark.client.consumer.pull_api import PullTerms, QueueAccess
 from skylark.client.consumer.push.consume_runner import AssignedQueue, ConsumerServices, Runner
 from skylark.client.consumer.push.push_settings import BULK_PULL_SIZE, PULL_BATCH_SIZE
 from skylark.client.consumer.subscription import Subscription
-from skylark.client.core.broker_calls import PULL_TIMEOUT_S, Pulled, PullStatus
+from skylark.client.core.broker_calls import PULL_TIMEOUT_S, PullStatus
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.client_options import seconds
 from skylark.client.core.hooks import call_hooks, hook_methods
 from skylark.client.core.route_cache import MASTER_ID
-from skylark.core.errors import BrokerError, RemoteProtocolError, SkylarkError
-from skylark.core.names import is_retry_topic
+from skylark.client.errors import UndecodableError
+from skylark.core.errors import BrokerError, SkylarkError
 from skylark.wire.bodies.common_body import MessageQueue
-from skylark.wire.codes import PullSysFlag, ResponseCode
-from skylark.wire.headers.pull import PullMessageRequestHeader
+from skylark.wire.codes import ResponseCode
 
 logger = logging.getLogger(__name__)
 
-SUSPEND_MS: Final = 15_000
+SUSPEND_S: Final = 15.0
 
 
 class PullContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The objects that all pull loops of a consumer share."""
 
     services: ConsumerServices
+    access: QueueAccess
     flow: FlowControl
     runner: Runner
     group: str  #: as brokers know it
@@ -85,11 +85,6 @@ class PullLoop:
         self.behind = 0  #: messages at the broker that were not pulled yet
         self._alone = False  # pull one message, because the next may be undecodable
         self._failures = 0  # pulls that failed, one after the other
-        queue = assigned.queue
-        self._namespace = context.services.instance.namespace
-        self._topic_shown = (
-            None if is_retry_topic(queue.topic) else self._namespace.unwrap(queue.topic)
-        )
         self._counters = assigned.counters
         self._filters = hook_methods(context.services.setup.hooks, "filter_messages")
 
@@ -173,20 +168,26 @@ class PullLoop:
         if subscription is None:
             return False
         started_ms = context.services.clock.steady_ms()
-        pulled = await self._pull(subscription)
+        try:
+            pulled, self._broker_id = await context.access.pull(
+                assigned.queue, subscription, self._offset, self._terms(), self._broker_id
+            )
+        except UndecodableError as error:
+            self._skip_undecodable(error)
+            return False
         self._failures = 0
+        self._alone = False
         took_ms = context.services.clock.steady_ms() - started_ms
         self._counters.pulls += 1
         self._counters.pull_ms += took_ms
         received = self._counters.pulled
-        self._broker_id = pulled.suggested_broker_id
         self.behind = max(0, pulled.max_offset - pulled.next_offset)
+        self._offset = pulled.next_offset
         if pulled.status is PullStatus.FOUND:
-            found = self._take(pulled, subscription)
+            found = self._take(pulled.messages)
             assigned.meter.pulled("found", took_ms, self._counters.pulled - received)
             return found
         assigned.meter.pulled(pulled.status.name.lower(), took_ms, 0)
-        self._offset = pulled.next_offset
         if pulled.status is PullStatus.OFFSET_ILLEGAL:
             logger.warning("%s continues at offset %d", assigned.queue, pulled.next_offset)
             if not assigned.process_queue.dropped:
@@ -198,40 +199,21 @@ class PullLoop:
             self._advance()
         return False
 
-    async def _pull(self, subscription: Subscription) -> Pulled:
-        context, services, queue = self._context, self._context.services, self._assigned.queue
-        settings, data = services.setup.settings, subscription.data
-        target = services.link.lookup.routes.reader(queue.broker_name, self._broker_id)
-        if target is None:
-            target = await services.link.lookup.reader_of(queue, self._broker_id)
-        if subscription.is_sql:
-            require_sql(services.instance, target, queue)
+    def _terms(self) -> PullTerms:
+        services = self._context.services
+        settings, count = services.setup.settings, self._count_to_ask()
         commit_offset = 0
-        sys_flag = int(PullSysFlag.SUSPEND)
         if settings.clustering:
-            commit_offset = context.services.offsets.read(queue) or 0
-            if commit_offset > 0 and not target.is_slave:
-                sys_flag |= PullSysFlag.COMMIT_OFFSET
-        if settings.post_subscription_when_pull:
-            sys_flag |= PullSysFlag.SUBSCRIPTION
-        count = self._count_to_ask()
-        header = PullMessageRequestHeader(
-            consumer_group=context.group,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            queue_offset=self._offset,
-            max_msg_nums=count,
-            max_msg_bytes=settings.pull_batch_size_in_bytes,
-            sys_flag=sys_flag,
+            commit_offset = services.offsets.read(self._assigned.queue) or 0
+        return PullTerms(
+            count_max=count,
+            size_max=settings.pull_batch_size_in_bytes,
+            suspend_s=SUSPEND_S,
+            timeout_s=PULL_TIMEOUT_S,
+            bulk=settings.pull_batch_size is None and count > PULL_BATCH_SIZE,
             commit_offset=commit_offset,
-            suspend_timeout_millis=SUSPEND_MS,
-            subscription=data.sub_string if settings.post_subscription_when_pull else None,
-            sub_version=subscription.pull_version,
-            expression_type=data.expression_type,
-            bulk=True if settings.pull_batch_size is None and count > PULL_BATCH_SIZE else None,
-        )
-        return await context.services.link.calls.pull(
-            target.address, header, queue.broker_name, PULL_TIMEOUT_S
+            is_registered=True,
+            with_subscription=settings.post_subscription_when_pull,
         )
 
     def _count_to_ask(self) -> int:
@@ -253,12 +235,9 @@ class PullLoop:
         if not assigned.process_queue.count and not assigned.process_queue.dropped:
             self._context.services.offsets.update(assigned.queue, self._offset)
 
-    def _take(self, pulled: Pulled, subscription: Subscription) -> bool:
+    def _take(self, wanted: list[MessageExt]) -> bool:
         assigned = self._assigned
-        messages, self._offset = self._decode(pulled)
-        wanted = subscription.select(messages)
         if self._filters:
-            wanted = list(wanted)
             call_hooks(self._filters, assigned.queue, wanted)
         if assigned.process_queue.dropped:
             return False
@@ -269,35 +248,10 @@ class PullLoop:
         self._context.runner.submit(assigned, wanted)
         return True
 
-    # ---- decoding --------------------------------------------------------------------------------
-
-    def _decode(self, pulled: Pulled) -> tuple[list[MessageExt], int]:
-        """The messages, and the offset to continue at."""
-        queue, topic = self._assigned.queue, self._topic_shown
-        messages, error = decode_messages(pulled, queue, topic)
-        if error is None:
-            self._alone = False
-            next_offset = pulled.next_offset
-        else:
-            next_offset = self._skip_undecodable(messages, pulled, error)
-        if topic is None and self._namespace.name:
-            shown = self._namespace.unwrap
-            messages = [MessageExt(m.record, m.broker_name, shown(m.topic)) for m in messages]
-        return messages, next_offset
-
-    def _skip_undecodable(
-        self, messages: list[MessageExt], pulled: Pulled, error: RemoteProtocolError
-    ) -> int:
-        """The next offset at a record that cannot be decoded: pull it alone, then skip it."""
-        if messages:
-            return messages[-1].queue_offset + 1
-        if not self._alone:
-            self._alone = True
-            return self._offset
-        self._alone = False
-        queue = self._assigned.queue
-        logger.error(
-            "a message before offset %d of %s is lost: %s", pulled.next_offset, queue, error
-        )
-        self._context.services.setup.stats.undecodable += 1
-        return pulled.next_offset
+    def _skip_undecodable(self, error: UndecodableError) -> None:
+        """A record cannot be decoded: pull it alone, then skip it."""
+        if self._alone:
+            logger.error("%s: it is skipped: %s", error, error.__cause__)
+            self._context.services.setup.stats.undecodable += 1
+            self._offset = error.next_offset
+        self._alone = not self._alone

@@ -18,7 +18,7 @@ from typing import Any
 from skylark.client.consumer.consumer_send_back import SendBackClient
 from skylark.client.consumer.offset_persistence import open_offset_store
 from skylark.client.consumer.process_queue import MIB, FlowControl
-from skylark.client.consumer.pull_api import first_offset
+from skylark.client.consumer.pull_api import QueueAccess, first_offset
 from skylark.client.consumer.push.concurrent_runner import ConcurrentRunner
 from skylark.client.consumer.push.consume_runner import (
     AssignedQueue,
@@ -36,12 +36,12 @@ from skylark.client.consumer.rebalance import (
     RELOCK_INTERVAL_MS,
     Rebalance,
 )
-from skylark.client.consumer.rebalance_executor import RebalanceExecutor
+from skylark.client.consumer.rebalance_executor import RebalanceExecutor, announce
 from skylark.client.consumer.start_position import parse_consume_timestamp, start_position
 from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_options import seconds
-from skylark.core.errors import ClientError, SkylarkError
+from skylark.core.errors import ClientError
 from skylark.core.lifecycle import Tasks
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.message import MessageRecord
@@ -86,6 +86,7 @@ class PushParts:
         self.pull_service = PullService(
             PullContext(
                 services=services,
+                access=QueueAccess(instance, link, self.group),
                 flow=self.flow,
                 runner=self.runner,
                 group=self.group,
@@ -193,18 +194,7 @@ class PushParts:
 
     def announce(self, topic: str | None) -> None:
         """Send a changed subscription to brokers, after the start."""
-        self.tasks.spawn(self._announce(topic), name="announce")
-
-    async def _announce(self, topic: str | None) -> None:
-        try:
-            if topic is not None:
-                await self.instance.refresh_route(topic)
-            await self.instance.heartbeat_all(whole=True)
-            self.instance.rebalance_soon()
-        except SkylarkError as error:
-            logger.warning(
-                "cannot send the changed subscription now, the next heartbeat has it: %s", error
-            )
+        self.tasks.spawn(announce(self.instance, topic), name="announce")
 
     # ---- between the two loops -------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ Counterpart of Java's ``DefaultMQPushConsumer`` and ``DefaultMQPushConsumerImpl`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -43,6 +44,7 @@ from typing import Any, Unpack
 
 import msgspec
 
+from skylark.client.consumer.pull_api import check_sql
 from skylark.client.consumer.push.consume_runner import PushSetup
 from skylark.client.consumer.push.consumer_stats import ConsumerStats
 from skylark.client.consumer.push.message_handlers import (
@@ -254,21 +256,10 @@ class PushConsumer(Startable, HandlerSubscriptions):
         await parts.begin()
         for subscription in tuple(self._subscriptions.values()):
             await instance.refresh_route(subscription.topic)
-            if subscription.is_sql:
-                await self._check_sql(subscription)
+            with contextlib.suppress(NoRouteError):  # its brokers have not started yet
+                await check_sql(instance, parts.link, parts.member.group, subscription)
         if await instance.heartbeat_all(whole=True):
             instance.rebalance_soon()
-
-    async def _check_sql(self, subscription: Subscription) -> None:
-        assert self._parts is not None
-        parts = self._parts
-        try:
-            address = await parts.link.lookup.broker_of_topic(subscription.topic)
-        except NoRouteError:
-            return  # not started yet
-        await parts.link.calls.check_client(
-            address, self.client_id, parts.member.group, subscription.data
-        )
 
     async def stop(self) -> None:
         """Stop consuming and leave the group; see the module docstring. A second call waits too.

@@ -471,7 +471,7 @@ async def test_a_message_that_cannot_be_decoded_is_passed_over_alone(
         assert script.pulls.offsets == [0, 1, 1, 2, 3]
         assert [ext["maxMsgNums"] for ext in script.pulls.requests] == ["32", "32", "1", "32", "32"]
         assert consumer.stats.undecodable == 1
-        assert "a message before offset 2 of" in caplog.text
+        assert "the message at offset 1 of" in caplog.text
         await script.clock.advance(seconds=15)
         assert script.committed[-1] == 3
 
