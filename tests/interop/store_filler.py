@@ -1,7 +1,7 @@
 """A store filled by Skylark with every kind of record that a broker writes, and its config files.
 
-``python -m tests.interop.store_filler ROOT PORT`` puts plain messages as fast as it can and prints
-one JSON line for each, until it is killed.
+``python -m tests.interop.store_filler ROOT PORT [SIZE RATE]`` puts plain messages as fast as it
+can, or RATE of SIZE bytes per second, and prints one JSON line for each, until it is killed.
 """
 
 from __future__ import annotations
@@ -184,11 +184,16 @@ def add_topics(root: Path) -> None:
     config.save(TOPICS, table)
 
 
-def endless(store: OurStore) -> Iterator[dict[str, object]]:
+def endless(store: OurStore, size: int = 300, rate: int = 0) -> Iterator[dict[str, object]]:
     """Put plain messages for ever; what was acknowledged, one by one."""
     random_bytes = random.Random(0).randbytes
+    owner = store.owner
+    begin = owner.monotonic()
     for number in count():
-        body = random_bytes(300 + number % 600)
+        due = begin + number / rate if rate else begin
+        while owner.monotonic() < due:
+            owner.turn()
+        body = random_bytes(size + number % 600)
         properties = _properties("endless", f"plain-{number}", tag=f"Tag{number % 5}")
         result = store.put("OursPlain", number % 4, body, properties)
         yield {
@@ -200,13 +205,13 @@ def endless(store: OurStore) -> Iterator[dict[str, object]]:
         }
 
 
-def main(root: Path, port: int) -> None:
+def main(root: Path, port: int, *pace: int) -> None:
     write_config(root)
     with OurStore(root, port) as store:
-        for acknowledged in endless(store):
+        for acknowledged in endless(store, *pace):
             sys.stdout.write(json.dumps(acknowledged) + "\n")
             sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -57,7 +57,9 @@ BROKER_SETTINGS = {
 Item = dict[str, Any]
 Queue = tuple[str, int]
 Place = tuple[str, int, int]  # topic, queue, queue offset
-Keys = dict[tuple[str, str], list[int]]  # log offsets by topic and key
+#: Topic, text and kind of a key: "T" for a tag, nothing for KEYS and unique ids.
+Key = tuple[str, str, str]
+Keys = dict[Key, list[int]]  # log offsets
 
 
 @dataclass
@@ -91,17 +93,20 @@ def expected_keys(root: Path) -> Keys:
     files = OsFileSystem()
     surveyed = survey(files, root, FileSizes())
     by_hash: dict[int, list[int]] = {}
-    texts: dict[tuple[str, str], int] = {}
+    texts: dict[Key, int] = {}
     for record in dump_records(files, surveyed, Selection(), body_form=BodyForm.NONE):
         item: Item = record
         if item["sysFlag"] & FLAG_TRANSACTION_MASK == FLAG_TRANSACTION_ROLLBACK:
             continue
         properties: Mapping[str, str] = item["properties"]
         words = [properties.get("UNIQ_KEY", ""), *properties.get("KEYS", "").split(" ")]
-        for word in filter(None, words):
-            key_hash = index_key_hash(java_hash(f"{item['topic']}#{word}"))
-            texts[item["topic"], word] = key_hash
-            by_hash.setdefault(key_hash, []).append(item["commitLogOffset"])
+        keys = [(word, "") for word in words] + [(properties.get("TAGS", ""), "T")]
+        for word, kind in keys:
+            if word:
+                text = f"T#{word}" if kind else word
+                key_hash = index_key_hash(java_hash(f"{item['topic']}#{text}"))
+                texts[item["topic"], word, kind] = key_hash
+                by_hash.setdefault(key_hash, []).append(item["commitLogOffset"])
     return {text: sorted(set(by_hash[it]))[-64:] for text, it in texts.items()}
 
 
@@ -136,7 +141,7 @@ def read_apache(
             view.bounds[topic, fields["queueId"]] = (fields["min"], fields["max"])
         elif event == "key":
             assert fields["code"] == (0 if fields["offsets"] else 22)
-            view.keys[topic, fields["key"]] = fields["offsets"]
+            view.keys[topic, fields["key"], fields["kind"]] = fields["offsets"]
         else:
             view.offsets[fields["group"], topic, fields["queueId"]] = fields["offset"]
     assert view.keys == expected
@@ -248,9 +253,9 @@ class OurStore:
         assert view.keys == expected
         return view.sort()
 
-    def query(self, topic: str, key: str) -> list[int]:
+    def query(self, topic: str, key: str, kind: str) -> list[int]:
         """Log offsets of the messages with a key."""
-        found = self.store.reader.query(topic, key, 64)
+        found = self.store.reader.query(topic, key, 64, index_type=kind or None)
         offsets = [record.log_offset for record in iter_records(b"".join(found.views))]
         found.release()
         return offsets

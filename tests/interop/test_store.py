@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from skylark.store.checkpoint import Checkpoint
 from skylark.store.config_files import (
     CONSUMER_OFFSETS,
     DELAY_OFFSETS,
@@ -34,6 +35,7 @@ from tests.interop.process import ManagedProcess, ProcessError, poll_until
 from tests.interop.store_filler import GROUP, HALF, OUR_OFFSETS, add_topics, fill, write_config
 from tests.interop.stores import (
     BROKER_SETTINGS,
+    SETTINGS,
     Item,
     OurStore,
     Queue,
@@ -47,14 +49,16 @@ pytestmark = pytest.mark.interop
 
 PLAIN_QUEUES: list[Queue] = [("OursPlain", queue_id) for queue_id in range(4)]
 KILL_AFTER = 2_000  # acknowledged messages
+LOG_FILE_SIZE = SETTINGS["mappedFileSizeCommitLog"]
 
 
 class OurWriter(ManagedProcess):
     """A process that puts messages into a store of ours until it is killed."""
 
-    def __init__(self, root: Path, port: int, *, folder: Path) -> None:
+    def __init__(self, root: Path, port: int, *pace: int, folder: Path) -> None:
+        """``pace``: bytes of a message, and messages per second."""
         super().__init__("our-writer", folder=folder)
-        self._arguments = [str(root), str(port)]
+        self._arguments = [str(root), str(port), *map(str, pace)]
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "tests.interop.store_filler", *self._arguments]
@@ -338,6 +342,27 @@ def test_apache_recovers_a_store_of_ours_after_a_kill(
         taken = ours.view()
     assert taken.messages == served.messages
     assert taken.keys == served.keys
+
+
+def test_apache_finds_the_keys_of_a_store_of_ours_after_a_kill(
+    broker: ApacheBroker, namesrv: SkylarkNamesrv, cluster: Cluster, tmp_path: Path
+) -> None:
+    """By its default settings Apache drops the newest index file, and has to make it anew."""
+    root, files = broker.store, OsFileSystem()
+    with OurWriter(root, broker.port, 60_000, 12, folder=tmp_path) as writer:
+        checkpoint = Checkpoint(files, root)
+        while checkpoint.logics_physical_offset < 3 * LOG_FILE_SIZE:  # it covers three files
+            assert writer.next_line(30) is not None
+            checkpoint.load(is_new=True)
+        writer.kill()
+        acknowledged = writer.acknowledged()
+    assert_crashed(root)
+    start(broker, cluster)
+    served = read_apache(broker, namesrv.address, PLAIN_QUEUES)  # by key, unique key and tag
+    assert len(acknowledged) <= len(served.messages) <= len(acknowledged) + 1
+    assert len(served.keys) >= 2 * len(acknowledged) + 5
+    stop(broker)
+    assert_clean(root)
 
 
 def test_we_recover_a_store_of_apache_after_a_kill(

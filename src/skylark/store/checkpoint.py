@@ -1,12 +1,26 @@
 """The checkpoint (how far the files are on disk) and the abort file (whether the store was closed).
 
-**checkpoint**: 4096 bytes, six longs at the start (layout in :mod:`skylark.wire.layout`), the rest
-zero. Recovery after a crash scans the log from the last file whose first record is older than
-:attr:`Checkpoint.recovery_timestamp`. So a time advances only when everything older is on disk. A
-missing or unreadable checkpoint counts as zeros: recovery then scans the whole log, which is slow
-and correct.
+**checkpoint**: 4096 bytes, six longs at the start (layout in :mod:`skylark.wire.layout`), three
+values of Skylark, the rest zero. Recovery after a crash scans the log from the last file whose
+first record is older than :attr:`Checkpoint.recovery_timestamp`. So a time advances only when
+everything older is on disk. A missing or unreadable checkpoint counts as zeros: recovery then scans
+the whole log, which is slow and correct.
 
-The 48 bytes are in one sector and are overwritten in place: a crash or a power loss leaves the old
+A Java broker that takes over a store after a crash deletes every index file that ends later than
+``index_msg_timestamp``, and makes index entries again only from where it reads the log: from the
+file that holds ``logics_physical_offset`` (4.x: from ``logics_msg_timestamp``). An index file that
+it keeps must be closed: the header of a file that still gets entries is older than its hash slots.
+So Java must not read of more than the last closed index file holds. Skylark repairs the newest
+index file instead, and needs to know how far the queues are on disk::
+
+    16      index_msg_timestamp, of the last closed index file
+     8, 40  logics_msg_timestamp, logics_physical_offset, not behind that file
+    48, 56  the same two, how far the queues really are on disk
+    64      CRC-32 of the 64 bytes before
+
+Java keeps bytes 48 to 68 and does not update the checksum: then the first 48 bytes count alone.
+
+The 68 bytes are in one sector and are overwritten in place: a crash or a power loss leaves the old
 or the new values. A file of another length is replaced whole; a crash may leave any part of it, and
 implausible values are read as zeros.
 
@@ -26,6 +40,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 from skylark.store.errors import StoreFileError, StoreFileMissingError
 from skylark.store.file_system import FileSystem
@@ -36,14 +51,18 @@ logger = logging.getLogger(__name__)
 FILE_NAME: Final = "checkpoint"
 ABORT_NAME: Final = "abort"
 STORE_TIMESTAMP_MAX: Final = 1 << 43  # year 2248: later values are not store times
-_FIELDS: Final = (
+_FIELDS: Final = (  # in the order of the file; the last is not in it
     "physic_msg_timestamp",
     "logics_msg_timestamp",
     "index_msg_timestamp",
     "master_flushed_offset",
     "confirm_offset",
     "logics_physical_offset",
+    "index_offset",
 )
+_QUEUES: Final = struct.Struct(">qq")  # how far the queues are on disk: store time, log offset
+_CHECKSUM: Final = struct.Struct(">I")
+_SUMMED_SIZE: Final = CHECKPOINT.size + _QUEUES.size
 TIMESTAMP_MARGIN_MS: Final = 3_000  # as in Java: clocks of records and flushes differ a little
 
 
@@ -65,17 +84,19 @@ def overwrite(files: FileSystem, path: Path, content: bytes, file_size: int) -> 
 
 
 class Checkpoint:
-    """The six values, changed in memory and written by :meth:`save`; zeros until loaded."""
+    """The values, changed in memory and written by :meth:`save`; zeros until loaded."""
 
     def __init__(self, files: FileSystem, root: Path) -> None:
         self.path = root / FILE_NAME
         self._file_system = files
         self.physic_msg_timestamp = 0  # store time of the last message on disk
         self.logics_msg_timestamp = 0  # store time of the last message whose queue entry is on disk
-        self.index_msg_timestamp = 0  # store time of the last message in a full index file
+        self.index_msg_timestamp = 0  # store time of the last message in a closed index file
         self.master_flushed_offset = 0
         self.confirm_offset = 0
         self.logics_physical_offset = 0  # log offset of the last dispatched message
+        #: Log offset of the last message in a closed index file; None: there is no index.
+        self.index_offset: int | None = None
 
     def load(self, *, is_new: bool = False) -> None:
         """Read the file; if it is missing or unusable, log that and keep zeros.
@@ -100,9 +121,15 @@ class Checkpoint:
         if min(values) < 0 or max(values[:3]) > STORE_TIMESTAMP_MAX:
             logger.warning("%s holds implausible values and counts as zeros", self.path)
             return
-        self._set(values)
+        self._set((*values, None))
+        summed = content[:_SUMMED_SIZE]
+        if content[_SUMMED_SIZE:].startswith(_CHECKSUM.pack(crc32(summed))):
+            self.index_offset = self.logics_physical_offset
+            self.logics_msg_timestamp, self.logics_physical_offset = _QUEUES.unpack_from(
+                summed, CHECKPOINT.size
+            )
 
-    def _set(self, values: Iterable[int]) -> None:
+    def _set(self, values: Iterable[int | None]) -> None:
         for name, value in zip(_FIELDS, values, strict=True):
             setattr(self, name, value)
 
@@ -123,7 +150,14 @@ class Checkpoint:
 
     def pack(self) -> bytes:
         """The values as bytes, for :meth:`write` in another thread."""
-        return CHECKPOINT.pack(*[getattr(self, name) for name in _FIELDS])
+        *values, queues_offset, index_offset = [getattr(self, name) for name in _FIELDS]
+        if index_offset is None:
+            return CHECKPOINT.pack(*values, queues_offset) + bytes(_QUEUES.size + _CHECKSUM.size)
+        queues_timestamp, index_timestamp = values[1:3]
+        values[1] = min(queues_timestamp, index_timestamp)
+        summed = CHECKPOINT.pack(*values, min(queues_offset, index_offset))
+        summed += _QUEUES.pack(queues_timestamp, queues_offset)
+        return summed + _CHECKSUM.pack(crc32(summed))
 
     def write(self, packed: bytes) -> None:
         """Write packed values to disk; in any thread, one at a time."""

@@ -11,7 +11,9 @@ syncs what was written, and only when all of it is on disk does the checkpoint a
     owner     T and O count as saved
 
 Crash at any line: the checkpoint has the old values, or the new ones whose entries are all on disk.
-Recovery drops entries that the checkpoint does not cover and makes them again from the log.
+Recovery drops entries that the checkpoint does not cover and makes them again from the log. A Java
+broker drops the newest index file and makes it again from its first record on: what it reads in the
+checkpoint never passes the last index file that is closed (:mod:`skylark.store.checkpoint`).
 
 While the index is behind the log (see :mod:`skylark.store.index`), or entries could not be written,
 T does not advance: recovery then scans far enough back to make them again.
@@ -221,7 +223,7 @@ class DerivedFileFlush:
         if self._log.max_offset <= flushed_where:
             checkpoint.physic_msg_timestamp = self._log.last.last_store_timestamp
         if self._index is not None:
-            checkpoint.index_msg_timestamp = self._index.full_timestamp
+            checkpoint.index_msg_timestamp, checkpoint.index_offset = self._index.last_closed()
             if self._index.behind_from is not None:
                 return
         # Clocks may be set back, so recovery trusts no file that begins after this offset.

@@ -78,6 +78,13 @@ class IndexHits(NamedTuple):
     last_log_offset: int
 
 
+class Closed(NamedTuple):
+    """The last message of an index file that does not change any more."""
+
+    timestamp: int
+    log_offset: int
+
+
 class _TopicHashes:
     """Hashes that begin with one topic."""
 
@@ -149,13 +156,21 @@ class IndexService:
         """Log offset of the last indexed record, 0 if there is none."""
         return self._index_files[-1].end_offset if self._index_files else 0
 
-    @property
-    def full_timestamp(self) -> int:
-        """Store time of the last record in a full file: what the checkpoint keeps."""
+    def last_closed(self, log_end: int = NEVER, timestamp_max: int = NEVER) -> Closed:
+        """End of the last full file that later messages follow, all of them before ``log_end``.
+
+        No entry will ever be added to that file, and none of its store time to another one. Files
+        that end after ``timestamp_max`` do not count.
+        """
+        following = 0  # store time of the last message in the files behind
         for file in reversed(self._index_files):
-            if file.is_full:
-                return file.end_timestamp
-        return 0
+            if file.next_entry == 1 or file.end_offset >= log_end:
+                continue
+            end = file.end_timestamp
+            if file.is_full and end < following and end <= timestamp_max:
+                return Closed(end, file.end_offset)
+            following = max(following, end)
+        return Closed(0, 0)
 
     # ---- start and stop --------------------------------------------------------------------------
 

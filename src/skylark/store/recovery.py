@@ -228,7 +228,9 @@ class _Recovery:
         self._queues.load(clean=self._report.clean)
         if not self._log.files:
             self._refuse_missing_log()
-        if self._index is not None:
+        if self._index is None:
+            self._checkpoint.index_offset = None
+        else:
             self._index.load(clean=self._report.clean)
 
     def _refuse_missing_log(self) -> None:
@@ -374,6 +376,7 @@ class _Recovery:
 
     def _trust_index(self, index: IndexService, start: int) -> None:
         """Keep the entries before the scan; if some are missing, leave the index behind."""
+        self._hold_back_checkpoint(index, start)
         index.recover(start, self._store_time_of)
         if index.behind_from is None and start != self._log.min_offset:
             head = self._head(index.end_offset) if index.file_count else None
@@ -461,6 +464,7 @@ class _Recovery:
         self._limit_checkpoint(log_end)
         if index is not None:
             self._finish_index(index, log_end)
+            self._hold_back_checkpoint(index, log_end)
         self._parts.abort.create(self._process_id)
         if self._progress is not None:
             self._progress(log_end - start, log_end - start)
@@ -474,6 +478,18 @@ class _Recovery:
             checkpoint.physic_msg_timestamp = min(checkpoint.physic_msg_timestamp, last)
             checkpoint.logics_msg_timestamp = min(checkpoint.logics_msg_timestamp, last)
             checkpoint.logics_physical_offset = log_end
+            checkpoint.save()
+
+    def _hold_back_checkpoint(self, index: IndexService, log_offset: int) -> None:
+        """Have a Java broker make all keys from here on again, if this process is killed.
+
+        The checkpoint then covers only index files that recovery does not change.
+        """
+        checkpoint = self._checkpoint
+        checkpoint.index_msg_timestamp, checkpoint.index_offset = index.last_closed(
+            log_offset, checkpoint.index_msg_timestamp
+        )
+        if checkpoint.logics_physical_offset:
             checkpoint.save()
 
     def _finish_index(self, index: IndexService, log_end: int) -> None:

@@ -27,8 +27,8 @@ import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
  * Reads all that a broker has: every message of every queue, answers by key, committed offsets.
  *
  * <p>Options: namesrv, broker (its name), address; queues, keys and offsets name files of lines
- * "topic TAB queue", "topic TAB key" and "group TAB topic TAB queue". Records: {@code queue} with
- * its bounds, {@code message} as stored and, inflated, its body in base64, {@code key} with the log
+ * "topic TAB queue", "topic TAB key TAB kind" (T: a tag) and "group TAB topic TAB queue". Records:
+ * {@code queue} with its bounds, {@code message} as stored and, inflated, its body in base64, {@code key} with the log
  * offsets that the broker answers, {@code offset} of a group.
  */
 @SuppressWarnings("deprecation")
@@ -159,6 +159,9 @@ final class StoreReader {
             fields.put("maxNum", String.valueOf(QUERY_MAX));
             fields.put("beginTimestamp", "0");
             fields.put("endTimestamp", String.valueOf(Long.MAX_VALUE));
+            if (!line[2].isEmpty()) {
+                fields.put("indexType", line[2]);
+            }
             RemotingCommand request =
                 RemotingCommand.createRequestCommand(RequestCode.QUERY_MESSAGE, null);
             request.setExtFields(fields);
@@ -171,7 +174,7 @@ final class StoreReader {
                 }
             }
             Harness.emit("event", "key", "topic", line[0], "key", line[1],
-                "code", answer.getCode(), "offsets", offsets);
+                "kind", line[2], "code", answer.getCode(), "offsets", offsets);
         }
         client.shutdown();
     }

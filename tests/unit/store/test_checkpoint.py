@@ -13,6 +13,7 @@ from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
+from skylark.wire.layout import CHECKPOINT
 
 ROOT = Path("/store")
 
@@ -117,6 +118,35 @@ def test_unreadable_checkpoint_does_not_stop_the_store(caplog: pytest.LogCapture
     disk.install(ROOT / "checkpoint", JAVA.ljust(4096, b"\0"))
     assert values(loaded(disk, ROOT)) == (0, 0, 0, 0, 0, 0)
     assert "EIO" in caplog.text
+
+
+def test_java_reads_of_the_last_closed_index_file_and_we_read_how_far_the_queues_are(
+    files: FileSystem, root: Path
+) -> None:
+    checkpoint = loaded(files, root)
+    checkpoint.physic_msg_timestamp = 9_000
+    checkpoint.logics_msg_timestamp, checkpoint.logics_physical_offset = 8_000, 800
+    checkpoint.index_msg_timestamp, checkpoint.index_offset = 5_000, 500
+    checkpoint.save()
+    content = files.read_file(root / "checkpoint")
+    assert CHECKPOINT.unpack_from(content) == (9_000, 5_000, 5_000, 0, 0, 500)
+    ours = loaded(files, root)
+    assert values(ours) == (9_000, 8_000, 5_000, 0, 0, 800)
+    assert (ours.index_offset, ours.pack()) == (500, checkpoint.pack())
+
+    # Java has written its values since: ours are out of date.
+    java = CHECKPOINT.pack(9_500, 9_400, 5_000, 0, 0, 940)
+    files.write_file(root / "checkpoint", java + content[len(java) :])
+    after = loaded(files, root)
+    assert values(after) == (9_500, 9_400, 5_000, 0, 0, 940)
+    assert after.index_offset is None
+
+
+def test_an_index_that_is_ahead_of_the_queues_holds_nothing_back(root: Path) -> None:
+    checkpoint = Checkpoint(FaultyFileSystem(), root)
+    checkpoint.logics_msg_timestamp, checkpoint.logics_physical_offset = 8_000, 800
+    checkpoint.index_msg_timestamp, checkpoint.index_offset = 8_500, 850
+    assert CHECKPOINT.unpack_from(checkpoint.pack()) == (0, 8_000, 8_500, 0, 0, 800)
 
 
 def test_recovery_starts_a_little_before_the_older_time() -> None:

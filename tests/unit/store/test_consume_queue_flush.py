@@ -12,6 +12,7 @@ from skylark.store.errors import StoreFileError
 from skylark.store.running_flags import StoreFlag
 from skylark.testing.fault_plan import FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
+from skylark.wire.layout import CHECKPOINT
 from tests.unit.store.small_store import SmallStore
 
 ROOT = Path("/store")
@@ -93,6 +94,27 @@ def test_while_the_index_is_behind_the_checkpoint_stands() -> None:
     flushing.owner.advance(6000)
     flushing.owner.settle()
     assert flushing.checkpoint.logics_physical_offset == first.log_offset + first.size
+
+
+def test_what_java_reads_does_not_pass_the_last_closed_index_file() -> None:
+    flushing = Flushing()
+    store, index = flushing.store, flushing.store.index
+    assert index is not None
+    java = (0, 0)
+    for number in range(120):
+        store.put(b"x", UNIQ_KEY=f"id{number}", KEYS="a b", TAGS="t")
+        store.log.files.sync()
+        flushing.owner.advance(6_000)
+        flushing.owner.settle()
+        content = flushing.system.read_file(ROOT / "checkpoint")
+        _, logics, closed, _, _, offset = CHECKPOINT.unpack_from(content)
+        assert (logics, offset) == index.last_closed()
+        assert closed == logics
+        ours = Checkpoint(flushing.system, ROOT)
+        ours.load()
+        assert ours.logics_physical_offset == store.log.max_offset
+        java = (logics, offset)
+    assert 0 < java[1] < store.log.max_offset
 
 
 def test_entries_that_cannot_be_written_stop_the_store_until_they_can() -> None:

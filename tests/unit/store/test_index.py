@@ -223,7 +223,7 @@ def test_a_new_file_begins_where_the_old_one_ended() -> None:
     index.close()
     headers = [INDEX_HEADER.unpack_from(disk.read_file(DIRECTORY / name)) for name in names(disk)]
     assert headers == [(T0 + 1000, T0 + 1000, 100, 100, 2, 3)] * 2
-    assert index.full_timestamp == T0 + 1000
+    assert index.last_closed() == (0, 0)  # the other one has entries of the same time
 
 
 def test_a_record_may_need_several_files() -> None:
@@ -252,12 +252,17 @@ def test_only_some_older_files_are_open() -> None:
     assert open_count() == 0
 
 
-def test_full_timestamp_is_that_of_the_last_full_file() -> None:
+def test_a_full_file_is_closed_when_later_messages_follow() -> None:
     index = open_index(FaultyFileSystem(), entries=5)
-    assert index.full_timestamp == 0
-    for number in range(1, 7):
+    for number in range(1, 5):
         put(index, number)
-    assert index.full_timestamp == T0 + 4_000
+        assert index.last_closed() == (0, 0)
+    for number in (5, 6):
+        put(index, number)
+        assert index.last_closed() == (T0 + 4_000, 400)
+    assert index.last_closed(log_end=500) == (0, 0)
+    assert index.last_closed(timestamp_max=T0 + 3_999) == (0, 0)
+    assert index.last_closed(601, T0 + 4_000) == (T0 + 4_000, 400)
     assert (index.end_timestamp, index.end_offset) == (T0 + 6_000, 600)
     assert index.size_total == 2 * (40 + 4 * 10 + 20 * 5)
 

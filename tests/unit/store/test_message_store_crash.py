@@ -7,15 +7,24 @@ from __future__ import annotations
 
 import errno
 import random
+from itertools import islice
 from typing import Any
 
 import pytest
 
+from skylark.core.errors import StoreError
 from skylark.store.commit_log import Draft, topic_field
 from skylark.store.errors import StoreSyncError
 from skylark.store.message_store import MessageStore
-from skylark.testing.fault_plan import FaultPlan
+from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
+from skylark.wire.layout import (
+    CHECKPOINT,
+    INDEX_ENTRY,
+    INDEX_HEADER,
+    INDEX_HEADER_SIZE,
+    INDEX_SLOT_SIZE,
+)
 from skylark.wire.message import RecordFault
 from tests.support.store_machine import (
     HOST,
@@ -270,3 +279,56 @@ def test_a_queue_restarts_where_its_entries_are_lost_with_their_records(
     plan.clear()
     survivor = check_survivor(disk, ledger)
     assert survivor.reader.min_offset(*QUEUE) > 10
+
+
+# ---- keys of a store that a Java broker takes over -----------------------------------------------
+
+
+def check_java_finds_all(disk: FaultyFileSystem, ledger: Ledger) -> None:
+    """What Java keeps of the index, and what it makes again, are the keys of all records.
+
+    After a crash Java keeps the index files that end no later than the checkpoint says, and makes
+    entries from the log file on that holds the offset of the checkpoint.
+    """
+    values = CHECKPOINT.unpack_from(disk.read_file(ROOT / "checkpoint"))
+    replayed_from = values[5] - values[5] % FILE_SIZE
+    kept: set[int] = set()
+    for entry in disk.list_directory(ROOT / "index"):
+        content = disk.read_file(ROOT / "index" / entry.name)
+        _, end_timestamp, _, _, _, next_entry = INDEX_HEADER.unpack_from(content)
+        if end_timestamp <= values[2]:
+            start = INDEX_HEADER_SIZE + SMALL["max_hash_slot_num"] * INDEX_SLOT_SIZE
+            entries = INDEX_ENTRY.iter_unpack(content[start:])
+            kept.update(row[1] for row in islice(entries, 1, next_entry))
+    lost = [it for it in ledger.messages if it.indexed and it.log_offset < replayed_from]
+    assert [it for it in lost if it.log_offset not in kept] == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_java_broker_finds_the_keys_of_a_killed_store(seed: int) -> None:
+    rng = random.Random(f"java keys/{seed}")
+    ledger = Ledger(random.Random(f"content/{seed}"))
+    disk = FaultyFileSystem(FaultPlan(seed))
+    machine = Machine()
+    store = machine.opened(disk)
+    for _ in range(3):
+        for _ in range(rng.randrange(10, 120)):
+            ledger.put_any(store, QUEUE)
+            machine.advance(rng.choice((10, 10, 400, 1_500)))
+        if rng.random() < 0.3:
+            machine.close(store)
+            store = machine.opened(disk)
+        disk = disk.kill()
+        check_java_finds_all(disk, ledger)
+        now = machine.now
+        machine = Machine()
+        machine.now = now + 10
+        disk.plan.at("files.*", nth=rng.randrange(1, 100), action=FaultAction.CUT)
+        try:
+            store = machine.opened(disk)
+        except StoreError:  # killed in the midst of the recovery
+            disk.plan.clear()
+            disk = disk.kill()
+            check_java_finds_all(disk, ledger)
+            store = machine.opened(disk)
+        disk.plan.clear()

@@ -46,12 +46,13 @@ def machine() -> Machine:
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """All files. The checkpoint without the offset that recovery puts there (confirmPhyOffset)."""
+    """All files. The checkpoint without the offset that recovery puts there, and the checksum."""
     content = {
         str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
     }
     assert len(content["checkpoint"]) == 4096
-    content["checkpoint"] = content["checkpoint"][:32] + content["checkpoint"][40:]
+    checkpoint = content["checkpoint"]
+    content["checkpoint"] = checkpoint[:32] + checkpoint[40:64] + checkpoint[68:]
     return content
 
 

@@ -94,7 +94,7 @@ def test_a_torn_store_of_java_is_described() -> None:
     assert extra[-1].text == (
         "entries 148 to 149 point to 143240, beyond the end of the log at 142909"
     )
-    assert text_of(report, "index.extra").startswith("entries 133 to 150 point to 142909, behind")
+    assert text_of(report, "index.extra").startswith("entries 133 to 150 point to 142909, beyond")
 
 
 def test_progress_goes_from_nothing_to_all(basic: Path) -> None:
