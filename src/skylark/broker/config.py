@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import enum
 import ipaddress
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Final
@@ -581,8 +582,10 @@ def _settled(config: BrokerConfig, variables: Mapping[str, str]) -> BrokerConfig
         )
     return msgspec.structs.replace(
         config,
+        rocketmq_home=config.rocketmq_home or sys.prefix,
         broker_ip1=host,
-        broker_ip2=config.broker_ip2 or host,
+        # As in Java, brokerIP1 does not change where slaves connect to.
+        broker_ip2=config.broker_ip2 or _announced_host(config.bind_address, variables) or host,
         ha_listen_port=config.ha_listen_port or (config.listen_port and config.listen_port + 1),
     )
 

@@ -14,6 +14,9 @@ A zero-length key or value reads as null, that is: absent. A key may occur twice
 typed header first and then the map); the last one wins. Both cases are kept in
 ``Command.ext_entries``.
 
+Bytes that are not UTF-8 become U+FFFD, as in Java: the request is answered, mostly with an error
+about the name or number that it spoils.
+
 This is the plain codec. Connections read through :mod:`skylark.wire.command_codec`, which decodes
 headers of a layout that it knows faster, with the same result. Here the ext block is decoded to
 text once, and its values are slices of that text. Counterpart of Java's ``RocketMQSerializable``.
@@ -51,10 +54,7 @@ def decode_binary_header(header: bytes) -> Command:
     if size < HEADER_SIZE_MIN:
         raise RemoteProtocolError(f"a binary header has at least 21 bytes, this one {size}")
     code, language, version, opaque, flag, remark_size = FIXED.unpack_from(header)
-    try:
-        remark, ext, entries = _decode_variable_part(header, remark_size)
-    except UnicodeDecodeError as error:
-        raise RemoteProtocolError(f"the binary header is not UTF-8: {error}") from error
+    remark, ext, entries = _decode_variable_part(header, remark_size)
     return Command(
         code=code,
         ext=ext,
@@ -81,7 +81,7 @@ def _decode_variable_part(
     end = ext_at + ext_size
     if ext_size < 0 or end > size:
         raise RemoteProtocolError(f"ext length {ext_size} exceeds a header of {size} bytes")
-    remark = header[FIXED.size : FIXED.size + remark_size].decode() if remark_size else None
+    remark = _decode(header[FIXED.size : FIXED.size + remark_size]) if remark_size else None
     if not ext_size:
         return remark, None, None
     ext, count = _decode_ext(header, ext_at, end)
@@ -132,7 +132,11 @@ def _decode_ext(header: bytes, position: int, end: int) -> tuple[dict[str, str] 
 
 
 def _from_latin(text: str) -> str:
-    return text if text.isascii() else text.encode("latin-1").decode()
+    return text if text.isascii() else _decode(text.encode("latin-1"))
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
 
 
 def _decode_entries(header: bytes, position: int, end: int) -> Entries:
@@ -140,10 +144,10 @@ def _decode_entries(header: bytes, position: int, end: int) -> Entries:
     entries: Entries = []
     while position < end:
         (key_size,) = _KEY_LENGTH.unpack_from(header, position)
-        key = header[position + 2 : position + 2 + key_size].decode()
+        key = _decode(header[position + 2 : position + 2 + key_size])
         position += 2 + key_size
         (value_size,) = _LENGTH.unpack_from(header, position)
-        value = header[position + 4 : position + 4 + value_size].decode()
+        value = _decode(header[position + 4 : position + 4 + value_size])
         position += 4 + value_size
         entries.append((key or None, value or None))
     return entries

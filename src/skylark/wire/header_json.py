@@ -98,7 +98,7 @@ def _decode_members(header: bytes) -> Any:
     try:
         return _decode_any(header)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        mended = _ESCAPES.sub(_replace_lone_surrogate, header)
+        mended = _ESCAPES.sub(_replace_lone_surrogate, header).decode("utf-8", "replace").encode()
         if mended == header:
             raise
         return _decode_any(mended)

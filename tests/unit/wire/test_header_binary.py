@@ -80,8 +80,6 @@ def test_unknown_language_codes_survive() -> None:
         header(struct.pack(">h", 300) + b"a" + struct.pack(">i", 0)),
         header(entry("a", "1") + b"\0\0\0"),
         header(entry("b", "x") + b"\0\0\0\0\0\x01"),
-        header(entry("a", "\x7f").replace(b"\x7f", b"\xff")),
-        header(b"", remark=b"\xff"),
     ],
 )
 def test_false_lengths_are_one_typed_error(raw: bytes) -> None:
@@ -108,3 +106,10 @@ def test_a_code_above_32767_must_go_as_json() -> None:
         encode_binary_header(Command(code=200050))
     with pytest.raises(LocalProtocolError, match="32767"):
         encode_binary_header(Command(code=1, ext={"k" * 40000: "v"}))
+
+
+def test_bytes_that_are_not_utf8_become_replacement_characters() -> None:
+    raw = header(entry("a", "\x7f").replace(b"\x7f", b"\xff") + entry("b", "x"), remark=b"\xc3(")
+    command = decode_binary_header(raw)
+    assert command.ext == {"a": "\ufffd", "b": "x"}
+    assert command.remark == "\ufffd("

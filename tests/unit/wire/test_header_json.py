@@ -108,7 +108,6 @@ def test_half_of_a_surrogate_pair_reads_as_the_question_mark_that_java_would_wri
         b'{"code":99999999999}',
         b'{"opaque":2147483648}',
         b'{"code":1,"extFields":7}',
-        b'{"code":1,"remark":"\xff"}',
         b'{"code":1,"remark":"\\ud800}',
         b'{"code":1,"remark":"\\ud8',
         b'{"code":1,"remark":"\\',
@@ -125,3 +124,9 @@ def test_garbage_is_one_typed_error(header: bytes) -> None:
 def test_text_that_is_not_utf8_cannot_be_written() -> None:
     with pytest.raises(LocalProtocolError):
         encode_json_header(Command(code=1, remark="\ud800"))
+
+
+def test_bytes_that_are_not_utf8_become_replacement_characters() -> None:
+    command = decode_json_header(b'{"code":1,"extFields":{"a":"\xff"},"remark":"\xc3("}')
+    assert command.ext == {"a": "\ufffd"}
+    assert command.remark == "\ufffd("

@@ -1,4 +1,4 @@
-"""Requests that this broker does not support (code 3), each with the reason for the answer.
+"""Requests that this broker does not support, each with the reason for the answer (mostly 3).
 
 The dispatcher refuses unknown codes; these codes are known. Together with the handlers this table
 covers every request of the catalogue that is meant for a broker: a test compares them. A request
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from skylark.core.errors import RequestNotSupportedError
+from skylark.core.errors import BrokerError, RequestNotSupportedError
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.wire.catalogue import name_of
@@ -19,13 +19,29 @@ from skylark.wire.command import Command
 
 _POP: Final = "this broker has no POP consumption yet: consume by pulling"
 _LITE: Final = "this broker has no lite topics"
-_ACL: Final = "this broker has no access control yet"
 _REPLICA: Final = "slaves do not act as masters yet: nothing has to be agreed upon"
 _CONTROLLER: Final = "there is no controller yet that could run this broker"
 _CONTAINER: Final = "this broker is not in a container: start another process"
 _ROCKSDB: Final = "nothing is kept in RocksDB here: tables are JSON files, queues are files"
 _COLD: Final = "reads of old messages are not throttled here, by group or in all"
 _TIMER: Final = "there is one timer here, that of the files"
+
+#: Refused with code 1, as by a Java broker whose access control is not configured.
+ACCESS_CONTROL: Final = dict.fromkeys(
+    (
+        RequestCode.AUTH_CREATE_USER,
+        RequestCode.AUTH_UPDATE_USER,
+        RequestCode.AUTH_DELETE_USER,
+        RequestCode.AUTH_GET_USER,
+        RequestCode.AUTH_LIST_USER,
+        RequestCode.AUTH_CREATE_ACL,
+        RequestCode.AUTH_UPDATE_ACL,
+        RequestCode.AUTH_DELETE_ACL,
+        RequestCode.AUTH_GET_ACL,
+        RequestCode.AUTH_LIST_ACL,
+    ),
+    "this broker has no access control yet",
+)
 
 #: Code -> why it is refused.
 REFUSED: Final[dict[RequestCode, str]] = {
@@ -46,16 +62,6 @@ REFUSED: Final[dict[RequestCode, str]] = {
     RequestCode.GET_LITE_CLIENT_INFO: _LITE,
     RequestCode.GET_LITE_GROUP_INFO: _LITE,
     RequestCode.TRIGGER_LITE_DISPATCH: _LITE,
-    RequestCode.AUTH_CREATE_USER: _ACL,
-    RequestCode.AUTH_UPDATE_USER: _ACL,
-    RequestCode.AUTH_DELETE_USER: _ACL,
-    RequestCode.AUTH_GET_USER: _ACL,
-    RequestCode.AUTH_LIST_USER: _ACL,
-    RequestCode.AUTH_CREATE_ACL: _ACL,
-    RequestCode.AUTH_UPDATE_ACL: _ACL,
-    RequestCode.AUTH_DELETE_ACL: _ACL,
-    RequestCode.AUTH_GET_ACL: _ACL,
-    RequestCode.AUTH_LIST_ACL: _ACL,
     RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE: _REPLICA,
     RequestCode.EXCHANGE_BROKER_HA_INFO: _REPLICA,
     RequestCode.RESET_MASTER_FLUSH_OFFSET: _REPLICA,
@@ -73,6 +79,7 @@ REFUSED: Final[dict[RequestCode, str]] = {
         "how log files are read ahead is the setting dataReadAheadEnable, from the next start on"
     ),
     RequestCode.SWITCH_TIMER_ENGINE: _TIMER,
+    **ACCESS_CONTROL,
 }
 
 
@@ -87,6 +94,7 @@ class Refusals:
     def refuse(self, _connection: Connection, request: Command) -> Command:
         """Any request of the table."""
         code = RequestCode(request.code)
-        raise RequestNotSupportedError(
-            f" request type {request.code} not supported", hint=f"{name_of(code)}: {REFUSED[code]}"
-        )
+        reason = f"{name_of(code)}: {REFUSED[code]}"
+        if code in ACCESS_CONTROL:
+            raise BrokerError(reason)
+        raise RequestNotSupportedError(f" request type {request.code} not supported", hint=reason)

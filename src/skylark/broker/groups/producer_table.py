@@ -9,6 +9,10 @@ Members join by heartbeat (34), and leave by UNREGISTER_CLIENT (35), when their 
 and after 120 s of silence. Unlike in Java, a client can be found while any of its channels is in
 any group: there, leaving one group or closing an old channel removes the client id altogether.
 
+``skylark up`` runs a resolver of Spark's transactions, which joins a group of its own. It is not
+listed (204, 328) until the broker has asked it about a transaction: tools that count producers
+would show it on every broker, with Spark or without.
+
 Names of producer groups are not checked, so their number per peer and their length are limited;
 others are not registered. The class does no I/O, like the table of consumers. Counterpart of
 Java's ``ProducerManager``.
@@ -24,7 +28,7 @@ import msgspec
 
 from skylark.broker.api import Peer
 from skylark.broker.groups.client_channel import CHANNEL_EXPIRED_MS, ClientChannel
-from skylark.core.names import INTERNAL_PRODUCER_GROUPS
+from skylark.core.names import INTERNAL_PRODUCER_GROUPS, SPARK_PRODUCER_GROUP
 from skylark.wire.bodies.admin_body import ProducerConnection, ProducerInfo, ProducerTableInfo
 
 logger = logging.getLogger(__name__)
@@ -38,6 +42,11 @@ def _level(group_name: str) -> int:
     return logging.DEBUG if group_name in INTERNAL_PRODUCER_GROUPS else logging.INFO
 
 
+def _is_of_resolvers(group_name: str) -> bool:
+    """Whether the members of a group are resolvers of Spark's transactions, in any namespace."""
+    return group_name.rpartition("%")[2] == SPARK_PRODUCER_GROUP
+
+
 class _Client(msgspec.Struct, eq=False):
     """A peer, its newest channel data, and its groups."""
 
@@ -49,11 +58,14 @@ class _Client(msgspec.Struct, eq=False):
 class _Group(msgspec.Struct, eq=False):
     """The time of the last heartbeat of each member, in order of joining, and whose turn it is."""
 
+    #: False for resolvers that were not asked about a transaction yet.
+    has_work: bool
     heard_ms: dict[Peer, int] = {}
     turn: int = 0
 
     def take_turn(self) -> Peer | None:
         members = self.heard_ms
+        self.has_work = True
         self.turn = start = (self.turn + 1) % len(members)
         for peer in chain(islice(members, start, None), islice(members, start)):
             if not peer.is_closing:
@@ -94,7 +106,7 @@ class ProducerTable:
             logger.log(_level(group_name), "producer group %s: %s joined", group_name, channel)
         group = self._groups.get(group_name)
         if group is None:
-            group = self._groups[group_name] = _Group()
+            group = self._groups[group_name] = _Group(has_work=not _is_of_resolvers(group_name))
         group.heard_ms[channel.peer] = now_ms
         return True
 
@@ -154,7 +166,7 @@ class ProducerTable:
     def connection_list(self, group_name: str) -> ProducerConnection | None:
         """The answer to 204; None for a group without members."""
         group = self._groups.get(group_name)
-        if group is None:
+        if group is None or not group.has_work:
             return None
         return ProducerConnection(
             connection_set=[self._clients[member].channel.body() for member in group.heard_ms]
@@ -168,6 +180,7 @@ class ProducerTable:
                     self._info(peer, heard_ms) for peer, heard_ms in group.heard_ms.items()
                 ]
                 for group_name, group in self._groups.items()
+                if group.has_work
             }
         )
 

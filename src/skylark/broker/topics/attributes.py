@@ -9,12 +9,13 @@ topics           values (the first is what an absent key means)                 
 queue.type       SimpleCQ, BatchCQ                                              creation
 cleanup.policy   DELETE, COMPACTION                                             creation
 message.type     NORMAL, UNSPECIFIED, FIFO, DELAY, TRANSACTION, PRIORITY,       any time
-                 MIXED
+                 LITE, MIXED
 reserve.time     -1 to the largest long (only a tiered store reads it)          any time
 ===============  =============================================================  =========
 
-Groups have ``priority.factor`` (0 to 100, any time). The attributes of lite topics, which 5.5 also
-knows, are refused as unknown: such topics are not supported.
+Groups have ``priority.factor`` (0 to 100, any time). A topic may have the type LITE, and is used
+like any other; the attributes ``lite.*``, which 5.5 knows too, are refused by name, because the
+broker has no lite topics within a topic.
 
 Errors are those of Java: code 1, with its texts. Counterpart of Java's ``AttributeParser``,
 ``AttributeUtil``, ``TopicAttributes`` and ``SubscriptionGroupAttributes``.
@@ -63,7 +64,7 @@ TOPIC_ATTRIBUTES: Final = {
     CLEANUP_POLICY: Attribute(changeable=False, values=("DELETE", "COMPACTION")),
     MESSAGE_TYPE: Attribute(
         changeable=True,
-        values=("UNSPECIFIED", MIXED, "TRANSACTION", "PRIORITY", "FIFO", "DELAY", "NORMAL"),
+        values=("UNSPECIFIED", MIXED, "TRANSACTION", "PRIORITY", "FIFO", "DELAY", "LITE", "NORMAL"),
     ),
     "reserve.time": Attribute(changeable=True, minimum=-1, maximum=_LONG_MAX),
 }
@@ -109,7 +110,8 @@ def altered(
         _check_sign(sign, key, current)
         attribute = known.get(key)
         if attribute is None:
-            raise BrokerError(f"unsupported key: {key}")
+            hint = "this broker has no lite topics yet" if key.startswith("lite.") else None
+            raise BrokerError(f"unsupported key: {key}", hint=hint)
         if current is not None and not attribute.changeable:
             raise BrokerError(f"attempt to update an unchangeable attribute. key: {key}")
         if sign == "+":

@@ -34,6 +34,19 @@ def test_an_unknown_producer_changes_nothing(caplog: pytest.LogCaptureFixture) -
     assert len(caplog.records) == 6
 
 
+@pytest.mark.parametrize("group", ["SPARK_TXN", "MQ_INST_a_b%SPARK_TXN"])
+def test_resolvers_are_listed_once_they_were_asked(group: str) -> None:
+    table = ProducerTable()
+    resolver, application = channel("resolver", 1), channel("application", 2)
+    table.heartbeat(group, resolver, 0)
+    table.heartbeat("shop", application, 0)
+    assert table.connection_list(group) is None
+    assert list(table.table_info().data) == ["shop"]
+    assert table.next_channel(group) is resolver.peer, "it can be asked all the time"
+    assert table.connection_list(group) is not None
+    assert list(table.table_info().data) == [group, "shop"]
+
+
 def test_closing_members_are_passed_over() -> None:
     table = ProducerTable()
     members = [channel(f"c{number}", number) for number in range(3)]

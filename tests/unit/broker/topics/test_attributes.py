@@ -73,8 +73,8 @@ def test_attributes_are_added_replaced_and_removed() -> None:
         ({"cleanup.policy": "DELETE"}, {"-cleanup.policy": ""}, "attempt to update an "
          "unchangeable attribute. key: cleanup.policy"),
         (None, {"+queue.type": "Other"}, "value is not in set: [BatchCQ, SimpleCQ]"),
-        (None, {"+message.type": "LITE"}, "value is not in set: [UNSPECIFIED, MIXED, TRANSACTION,"
-         " PRIORITY, FIFO, DELAY, NORMAL]"),
+        (None, {"+message.type": "WRONG"}, "value is not in set: [UNSPECIFIED, MIXED, TRANSACTION,"
+         " PRIORITY, FIFO, DELAY, LITE, NORMAL]"),
         (None, {"+reserve.time": "x"}, 'For input string: "x"'),
         (None, {"+reserve.time": "-2"}, "value is not in range(-1, 9223372036854775807)"),
         (None, {"+reserve.time": "9223372036854775808"}, "value is not in range(-1,"
@@ -95,6 +95,13 @@ def test_changes_that_cannot_be_made(
     with pytest.raises(BrokerError) as caught:
         altered(TOPIC_ATTRIBUTES, current, changes)
     assert (caught.value.code, caught.value.remark) == (1, remark)
+
+
+def test_attributes_of_lite_topics_are_refused_by_name() -> None:
+    with pytest.raises(
+        BrokerError, match=r"^unsupported key: lite\.sub\.model: .* lite topics yet$"
+    ):
+        altered(GROUP_ATTRIBUTES, None, {"+lite.sub.model": "Shared"})
 
 
 def test_groups_have_attributes_of_their_own() -> None:
