@@ -369,12 +369,13 @@ class DelayFeature(Feature):
         self.schedule.load(self._context.config_files.load(DELAY_OFFSETS))
         if live.current.is_slave:
             return
-        self._context.saver.every(
+        saved = self._context.saver.every(
             DELAY_OFFSETS,
             self.schedule.snapshot,
             interval_ms=lambda: live.current.flush_delay_offset_interval,
         )
         self.schedule.start()
+        saved.mark()  # soon: a start after the next crash then has little of the log to read
         if self.timer is not None:
             self.timer.start()
 
@@ -509,7 +510,7 @@ class AdminFeature(Feature):
             sampler=stats.sampler,
             timer=delay.timer,
             delay_progress=delay.schedule.progress,
-            delay_offsets=delay.schedule.snapshot if slave.sync is None else slave.sync.delays,
+            delay_offsets=delay.schedule.offsets if slave.sync is None else slave.sync.delays,
             delete_queues=topics.delete_queues,
             announced=topics.registration.announced,
             register_all=topics.registration.register_all,

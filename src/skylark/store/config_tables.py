@@ -100,10 +100,15 @@ def _same_topics(left: dict[str, list[str]], right: dict[str, list[str]]) -> boo
 
 
 class DelayOffsetTable(ConfigTable, kw_only=True):
-    """``delayOffset.json``: delay level to the next queue offset of the schedule topic."""
+    """``delayOffset.json``: delay level to the next queue offset of the schedule topic.
+
+    The last two members are Skylark's; :mod:`skylark.broker.delay.delay_progress` describes them.
+    """
 
     data_version: DataVersion = DataVersion()
     offset_table: dict[int, Int64] = msgspec.field(default_factory=dict)
+    log_offset: Int64 | None = None
+    runs: dict[int, list[tuple[Int64, Int64]]] | None = None
 
 
 class TopicQueueMappingTable(ConfigTable, kw_only=True):

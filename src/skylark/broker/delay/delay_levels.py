@@ -1,4 +1,4 @@
-"""Delay levels: delivers delayed messages when they are due, in order per level, never early.
+"""Delay levels: delivers delayed messages when they are due, never early, in order per level.
 
 ::
 
@@ -8,12 +8,16 @@ A delayed message was stored in the queue of its level (:mod:`skylark.broker.sen
 When it is due, the service stores a copy in its real topic: same body, flags, born time and host,
 reconsume times, and the same property string, which still has DELAY, REAL_TOPIC and REAL_QID. It
 does not wait for the flush of the copy, but saves its progress only up to copies that are on disk
-(:mod:`skylark.broker.delay.delay_progress`, which also says what a crash leaves).
+(:mod:`skylark.broker.delay.delay_progress`). Copies that it made after the last save are found in
+the log at the next start (:mod:`skylark.broker.delay.delay_recovery` says what a crash leaves).
 
-**Time.** A level with messages has one timer, set to the time at which the first is due. A level
-without messages has no timer; the next message that arrives starts it. Because the wall clock may
-be set, or the machine may sleep, a timer runs for at most ``TIMER_S_MAX`` before the service checks
-the clock again. Java checks every 100 ms.
+**Time.** A message is due at the wall time in its queue entry, whichever way the clock was set
+since, or earlier if the settings have shortened the delay of its level. A level with messages has
+one timer, set to the time at which the first is due. A level without messages has no timer; the
+next message that arrives starts it. Because the wall clock may be set, or the machine may sleep, a
+timer runs for at most ``TIMER_S_MAX`` before the service checks the clock again. After the clock
+was set back, messages that come in then are due before older ones: they are a *run* of their own,
+with its own timer. Java delivers at once what is due later than the whole delay from now.
 
 **Slices.** Levels with due messages take turns. A turn delivers for about 5 ms and then lets the
 loop do its other work, so that ten thousand messages due at once do not delay requests.
@@ -39,7 +43,8 @@ from typing import Final
 
 import msgspec
 
-from skylark.broker.delay.delay_progress import DelayLevel, DelayLevels
+from skylark.broker.delay.delay_progress import DelayLevel, DelayLevels, DelayRun
+from skylark.broker.delay.delay_recovery import recover
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.send.message_policy import NO_DESTINATIONS
 from skylark.broker.send.message_writer import MessageWriter, copy_of
@@ -69,7 +74,7 @@ SLICE_S: Final = 0.005
 SLICE_COUNT_MAX: Final = 200
 RETRY_S: Final = 0.1
 RETRY_AFTER_ERROR_S: Final = 10.0
-TIMER_S_MAX: Final = 10.0
+TIMER_S_MAX: Final = 0.5
 #: The group under which reads of delayed messages are counted.
 SCHEDULE_GROUP: Final = "SCHEDULE_CONSUMER"
 
@@ -106,9 +111,10 @@ def delivery_of(record: MessageRecord) -> Draft:
 
 
 class _Lane(msgspec.Struct, eq=False):
-    """The progress, timer and state of one level."""
+    """The progress, timer and state of one run of a level."""
 
-    progress: DelayLevel
+    level: DelayLevel
+    run: DelayRun
     idle: bool = True  # nothing to deliver: no timer, and not in the queue of turns
     timer: TimerHandle | None = None
     failing: bool = False
@@ -132,7 +138,7 @@ class ScheduleService:
         self._stats = stats
         self._clock = clock
         self._levels = DelayLevels(writer.store.config.delay_levels_ms, clock.now_ms())
-        self._lanes: dict[int, _Lane] = {}  # by queue id
+        self._lanes: dict[int, list[_Lane]] = {}  # by queue id, one for each run
         self._ready: deque[_Lane] = deque()
         self._turn: TimerHandle | None = None
         self.is_running = False
@@ -142,13 +148,21 @@ class ScheduleService:
     # --- start and stop ---------------------------------------------------------------------------
 
     def load(self, table: DelayOffsetTable) -> None:
-        """Load ``delayOffset.json``; the store is open."""
+        """Load ``delayOffset.json``; the store is open. Raises StoreError."""
         queues = self._store.queues.topic_queues(SCHEDULE_TOPIC)
+        if table.log_offset is not None:  # a power failure may have taken the end of the log
+            table.log_offset = min(table.log_offset, self._store.log.max_offset)
         self._levels.load(table, [queue.queue_id for queue in queues], self._bounds)
+        recover(self._levels, self._store)
 
     def snapshot(self) -> DelayOffsetTable:
         """The content of ``delayOffset.json``, as far as it may be saved now."""
-        return self._levels.snapshot(self._store.log.files.flushed_where)
+        log = self._store.log
+        return self._levels.snapshot(log.files.flushed_where, log.max_offset)
+
+    def offsets(self) -> DelayOffsetTable:
+        """The part of the file that Java has too, for slaves (45)."""
+        return self._levels.offsets(self._store.log.files.flushed_where)
 
     def progress(self) -> dict[int, tuple[int, int]]:
         """Delay level -> (offset of the next message, end of the queue); for request 28."""
@@ -168,8 +182,12 @@ class ScheduleService:
     def start(self) -> None:
         """Deliver from now on; only for a master."""
         self.is_running = True
-        for progress in self._levels.by_level.values():
-            lane = self._lanes[progress.queue_id] = _Lane(progress)
+        for level in self._levels.by_level.values():
+            self._make_lanes(level)
+
+    def _make_lanes(self, level: DelayLevel) -> None:
+        lanes = self._lanes[level.queue_id] = [_Lane(level, run) for run in level.runs]
+        for lane in lanes:
             self._schedule(lane, 0.0)
 
     async def stop(self) -> None:
@@ -177,7 +195,7 @@ class ScheduleService:
         if not self.is_running:
             return
         self.is_running = False
-        timers = [lane.timer for lane in self._lanes.values()]
+        timers = [lane.timer for lanes in self._lanes.values() for lane in lanes]
         for timer in (self._turn, *timers):
             if timer is not None:
                 timer.cancel()
@@ -197,14 +215,17 @@ class ScheduleService:
 
     def arrived(self, arrival: Arrival) -> None:
         """Handle a message that has arrived in the schedule topic."""
-        lane = self._lanes.get(arrival.queue_id)
-        if lane is None:
+        lanes = self._lanes.get(arrival.queue_id)
+        if not lanes or not self.is_running:
             return
-        lane.progress.listed = True
-        if lane.idle and self.is_running:
-            now_ms = self._clock.now_ms()
-            due_ms = lane.progress.due_ms(arrival.tags_code, now_ms)
-            self._schedule(lane, (due_ms - now_ms) / 1000)
+        level = lanes[-1].level
+        level.listed = True
+        run = level.arrived(arrival.next_offset - 1, arrival.tags_code)
+        if run is not None:
+            lanes.append(_Lane(level, run))
+        if lanes[-1].idle:
+            delay_s = (arrival.tags_code - self._clock.now_ms()) / 1000
+            self._schedule(lanes[-1], min(delay_s, TIMER_S_MAX))
 
     # --- turns ------------------------------------------------------------------------------------
 
@@ -213,7 +234,7 @@ class ScheduleService:
         if delay_s <= 0:
             self._enqueue(lane)
         else:
-            lane.timer = self._clock.call_later(min(delay_s, TIMER_S_MAX), self._enqueue, lane)
+            lane.timer = self._clock.call_later(delay_s, self._enqueue, lane)
 
     def _enqueue(self, lane: _Lane) -> None:
         lane.timer = None
@@ -225,24 +246,26 @@ class ScheduleService:
             self._turn = self._clock.call_later(0, self._take_turn)
 
     def _take_turn(self) -> None:
-        """Deliver a slice of one level, then let the others have their turns."""
+        """Deliver a slice of one run, then let the others have their turns."""
         self._turn = None
         lane = self._ready.popleft()
-        progress = lane.progress
-        first_offset = progress.next_offset
+        run = lane.run
+        first_offset = run.next_offset
         pause_s: float | None
         try:
             pause_s = self._deliver_due(lane)
         except Exception:
-            logger.exception("delay level %d failed and pauses", progress.level)
+            logger.exception("delay level %d failed and pauses", lane.level.level)
             pause_s = RETRY_AFTER_ERROR_S
-        progress.mark(self._store.log.files.flushed_where)
+        run.mark(self._store.log.files.flushed_where)
         self._levels.count_progress(
-            progress.next_offset - first_offset,
+            run.next_offset - first_offset,
             self._live.current.delay_offset_update_version_step,
             self._clock.now_ms(),
         )
-        if pause_s is None:
+        if run.is_done:
+            self._lanes[lane.level.queue_id].remove(lane)
+        elif pause_s is None:
             lane.idle = True
         else:
             self._schedule(lane, pause_s)
@@ -250,34 +273,55 @@ class ScheduleService:
 
     def _deliver_due(self, lane: _Lane) -> float | None:
         """Deliver a slice; returns the pause in seconds, None: until the next message arrives."""
-        progress, clock = lane.progress, self._clock
-        queue = self._store.queues.get(SCHEDULE_TOPIC, progress.queue_id)
+        level, run, clock = lane.level, lane.run, self._clock
+        queue = self._store.queues.get(SCHEDULE_TOPIC, level.queue_id)
         if queue is None:
             return None
-        self._skip_expired(progress, queue)
+        self._skip_expired(level, queue)
+        if run not in level.runs:  # the queue was deleted and created again
+            self._make_lanes(level)
+            return None
         slice_end = clock.monotonic() + SLICE_S
         now_ms = clock.now_ms()
-        entries = queue.entries(progress.next_offset, SLICE_COUNT_MAX)
+        end = queue.max_offset if run.end is None else run.end
+        entries = queue.entries(run.next_offset, min(SLICE_COUNT_MAX, end - run.next_offset))
         for log_offset, _size, tags_code in _iter_entries(entries):
             if tags_code > now_ms:
                 now_ms = clock.now_ms()
-                due_ms = progress.due_ms(tags_code, now_ms)
+                due_ms = self._due_ms(level, log_offset, tags_code, now_ms)
                 if due_ms > now_ms:
-                    return (due_ms - now_ms) / 1000
+                    return min((due_ms - now_ms) / 1000, TIMER_S_MAX)
             if not self._deliver(lane, log_offset):
                 return RETRY_S
             if clock.monotonic() >= slice_end:
                 break
-        return 0.0 if progress.next_offset < queue.max_offset else None
+        return 0.0 if run.next_offset < (queue.max_offset if run.end is None else end) else None
 
-    def _skip_expired(self, progress: DelayLevel, queue: EntryQueue) -> None:
-        count = progress.keep_within(queue.min_offset, queue.max_offset)
+    def _due_ms(self, level: DelayLevel, log_offset: int, tags_code: int, now_ms: int) -> int:
+        """When an entry is due: at its time, or earlier if the settings have a shorter delay now.
+
+        An entry that is due later than the whole delay from now tells that the delay was shortened,
+        or that the clock was set back. The store time of its message decides which.
+        """
+        if level.delay_ms is None or tags_code <= now_ms + level.delay_ms:
+            return tags_code
+        lease = self._store.reader.record(log_offset)
+        if lease is None:
+            return tags_code
+        try:
+            with lease:
+                return min(tags_code, decode_record(lease.view).store_timestamp + level.delay_ms)
+        except RecordError:
+            return tags_code
+
+    def _skip_expired(self, level: DelayLevel, queue: EntryQueue) -> None:
+        count = level.keep_within(queue.min_offset, queue.max_offset)
         if count:
             self.skipped_count += count
             logger.error(
                 "retention deleted %d messages of delay level %d before they were delivered",
                 count,
-                progress.level,
+                level.level,
             )
 
     # --- one message ------------------------------------------------------------------------------
@@ -294,11 +338,11 @@ class ScheduleService:
             return self._log_and_skip(lane, log_offset, str(error))
         result = self._writer.put_copy(draft)
         if result.status.stored:
-            lane.progress.delivered(result.next_offset)
+            lane.run.delivered(result.next_offset)
             self._count(draft.topic, result)
             if lane.failing:
                 lane.failing = False
-                logger.info("delay level %d delivers again", lane.progress.level)
+                logger.info("delay level %d delivers again", lane.level.level)
             return True
         if result.status in NEVER_STORED:
             self._writer.uncopied.add("delivery", log_offset, draft.topic, result.status)
@@ -306,16 +350,15 @@ class ScheduleService:
         if not lane.failing:
             lane.failing = True
             logger.warning(
-                "delay level %d cannot store a message: %s", lane.progress.level, result.status.name
+                "delay level %d cannot store a message: %s", lane.level.level, result.status.name
             )
         return False
 
     def _log_and_skip(self, lane: _Lane, log_offset: int, reason: str) -> bool:
-        progress = lane.progress
         logger.error(
             "skipped message %d of delay level %d, at log offset %d: %s",
-            progress.next_offset,
-            progress.level,
+            lane.run.next_offset,
+            lane.level.level,
             log_offset,
             reason,
         )
@@ -323,7 +366,7 @@ class ScheduleService:
 
     def _skip(self, lane: _Lane) -> bool:
         self.skipped_count += 1
-        lane.progress.next_offset += 1
+        lane.run.next_offset += 1
         return True
 
     def _count(self, topic: str, result: PutResult) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,6 @@ from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
 from skylark.broker.delay.delay_levels import (
     SCHEDULE_GROUP,
-    TIMER_S_MAX,
     NotDeliverableError,
     delivery_of,
 )
@@ -39,6 +40,7 @@ from tests.unit.broker.delay.schedule_world import (
     SCHEDULE,
     bodies,
     delayed,
+    flush,
     on_disk,
 )
 from tests.unit.broker.stored import Stored, in_place, stored, texts
@@ -205,27 +207,74 @@ class SteppingClock(VirtualClock):
         return super().now_ms() + self.step_ms
 
 
-@pytest.mark.parametrize(("step_ms", "arrived_after_s"), [(3_000_000, TIMER_S_MAX), (-30_000, 90)])
-async def test_the_wall_clock_may_be_set(
-    tmp_path: Path, step_ms: int, arrived_after_s: float
-) -> None:
+@asynccontextmanager
+async def with_a_wall_clock(root: Path) -> AsyncIterator[tuple[Stored, SteppingClock]]:
     clock = SteppingClock()
-    config = load_broker_config(texts(tmp_path))
     network = MemoryNetwork(clock=clock)
-    broker = Broker(config, network=network, clock=clock, in_thread=in_place)
+    broker = Broker(
+        load_broker_config(texts(root)), network=network, clock=clock, in_thread=in_place
+    )
     await broker.start()
     world = Stored(broker, clock, network)
-    await delayed(world, 5)  # a minute
-    clock.step_ms = step_ms
-    if step_ms < 0:  # more than the whole delay from now: due now
-        await clock.advance(TIMER_S_MAX)
-    else:
-        await clock.advance(arrived_after_s - 0.001)
+    try:
+        yield world, clock
+    finally:
+        await world.client.close()
+        await broker.stop()
+
+
+async def test_the_wall_clock_is_set_forward(tmp_path: Path) -> None:
+    async with with_a_wall_clock(tmp_path) as (world, clock):
+        await delayed(world, 5)  # a minute
+        clock.step_ms = 3_000_000
+        await clock.advance(1)
+        assert bodies(world) == [b"x"]
+
+
+async def test_the_wall_clock_is_set_back(tmp_path: Path) -> None:
+    """Each message is delivered when the wall clock shows its time, whatever was before it."""
+    async with with_a_wall_clock(tmp_path) as (world, clock):
+        await delayed(world, 5, b"old")  # a minute
+        await clock.advance(30)
+        clock.step_ms = -90_000
+        await delayed(world, 5, b"new")
+        await clock.advance(ms=59_999)
         assert bodies(world) == []
-        await clock.advance(0.001)
-    assert bodies(world) == [b"x"]
-    await world.client.close()
-    await broker.stop()
+        await clock.advance(1)
+        assert bodies(world) == [b"new"]
+        await delayed(world, 5, b"last")
+        await clock.advance(59)
+        assert bodies(world) == [b"new"]
+        await clock.advance(ms=501)
+        assert bodies(world) == [b"new", b"old"]
+        await clock.advance(1)
+        assert bodies(world) == [b"new", b"old", b"last"]
+        assert world.features.delay.schedule.progress() == {5: (3, 3)}
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+async def test_the_wall_clock_is_set_back_over_restarts(orderly: bool) -> None:
+    disk = FaultyFileSystem()
+    async with on_disk(disk, START_MS + H) as world:
+        await delayed(world, 5, b"old")
+    async with on_disk(disk, START_MS, orderly=orderly) as world:
+        await delayed(world, 5, b"a")
+        await world.clock.advance(61)
+        await delayed(world, 5, b"b")
+        assert bodies(world) == [b"a"]
+        await flush(world.features.store)
+        await world.clock.advance(19)
+        survived = disk if orderly else disk.kill()
+    async with on_disk(survived, START_MS + 90_000) as world:
+        await world.clock.advance(30)
+        assert bodies(world) == [b"a"]
+        await world.clock.advance(2)
+        assert bodies(world) == [b"a", b"b"]
+    async with on_disk(survived, START_MS + H + 59_000, RARELY) as world:
+        await world.clock.drain()
+        assert bodies(world) == [b"a", b"b"]
+        await world.clock.advance(1)
+        assert bodies(world) == [b"a", b"b", b"old"]
 
 
 # --- many at once ---------------------------------------------------------------------------------
@@ -387,12 +436,14 @@ async def test_a_changed_table_of_levels() -> None:
             (b"capped", 21_000),
             (b"18", 2 * H),
         ]
-    # Shorter than what is left: due now.
+    # A shorter delay counts for those that wait already.
     disk = FaultyFileSystem()
     async with on_disk(disk) as world:
         await delayed(world, 3)
     async with on_disk(disk, START_MS + 1_000, {"messageDelayLevel": "1s 5s 2s"}) as world:
-        await world.clock.drain()
+        await world.clock.advance(ms=999)
+        assert bodies(world) == []
+        await world.clock.advance(ms=501)
         assert bodies(world) == [b"x"]
 
 
