@@ -63,7 +63,7 @@ DELIVERED_PER_TURN: Final = 50
 WALKED_PER_TURN: Final = 1_000
 RETRY_S: Final = 0.5
 STOPPED_CHECK_S: Final = 1.0  # while timerStopEnqueue or timerStopDequeue holds something up
-WALL_CHECK_S: Final = 60.0  # the wall clock may be set while a slot is waited for
+WALL_CHECK_S: Final = 0.5  # the wall clock may be set while a slot is waited for
 EXPIRED_CHECK_S: Final = 30.0
 STOP_GRACE_S: Final = 10.0
 RATE_WINDOW_S: Final = 10
@@ -127,6 +127,8 @@ class TimerService:
         self._wait_until = 0.0  # monotonic: a put has failed, or the disk
         self._walk: SlotWalk | None = None
         self._deleted: dict[str, str | None] = {}  # see ``Delivery.due``
+        self._handled: set[int] = set()  # log offsets of messages of the current slot
+        self._paused: dict[int, tuple[set[int], dict[str, str | None]]] = {}  # both, by slot
         self._flush_timer: TimerHandle | None = None
         self._snapshot: Snapshot | None = None
         self._is_flushing = False
@@ -318,11 +320,15 @@ class TimerService:
         if self._live.current.timer_stop_dequeue and self._walk is None:
             return False
         walk = self._walk
+        if walk is not None and walk.time_ms >= self.timer.write_time_ms:
+            # The clock was set back: the rest of the slot is due later.
+            self._paused[walk.time_ms] = self._handled, self._deleted
+            walk = self._walk = None
         if walk is None:
             walk = self._walk = self.timer.next_slot()
             if walk is None:
                 return False
-            self._deleted = {}
+            self._handled, self._deleted = self._paused.pop(walk.time_ms, (set(), {}))
         if not walk.is_complete:
             walk.step(WALKED_PER_TURN)
             return True
@@ -335,8 +341,10 @@ class TimerService:
             if unit is None:
                 self._slot_is_done(walk)
                 break
-            if self._must_wait(self._delivery.due(unit, self._deleted)):
-                return False
+            if unit.log_offset not in self._handled:
+                if self._must_wait(self._delivery.due(unit, self._deleted)):
+                    return False
+                self._handled.add(unit.log_offset)
             walk.done()
         return True
 
@@ -347,7 +355,7 @@ class TimerService:
             text = properties.get(names.PROPERTY_TIMER_DEL_UNIQKEY)
             topic = properties.get(names.PROPERTY_REAL_TOPIC, "")
             if text is not None:
-                self._deleted[delete_key(topic, text)] = topic
+                self._deleted.setdefault(delete_key(topic, text), topic)
 
     def _slot_is_done(self, walk: SlotWalk) -> None:
         now_ms = self._clock.now_ms()

@@ -38,6 +38,9 @@ CHECKPOINT_FILE_SIZE: Final = 4096
 SLOT: Final = Struct(">qqqii")  # time in units of the precision, first, last, count, magic
 SLOT_SIZE: Final = 32
 SLOT_COUNT: Final = 2 * 7 * 86_400
+#: Magic of a slot that is done although its time is not over: the clock was set back. Java ignores
+#: the magic of slots.
+SLOT_DONE: Final = 0x646F6E65
 
 UNIT: Final = Struct(">iqiqiqiiq")  # see above
 UNIT_SIZE: Final = 52

@@ -15,8 +15,10 @@ after a power loss. So, in every case:
 4. Reading continues at message ``Q``, which is placed again in the emptied places. So is everything
    after it: once, since its units were removed.
 
-Slots from ``R`` on wait, also those that were done after the checkpoint was written: their messages
-are delivered a second time after a crash, never lost. After a clean shutdown there are none.
+A slot that is marked as done is not linked again: the clock was set back after its messages were
+delivered (:mod:`skylark.store.timer.timer_store`). Other slots from ``R`` on wait, also those that
+were done after the checkpoint was written: their messages are delivered a second time after a
+crash, never lost. After a clean shutdown there are none.
 
 **Without the timer log** (it was deleted or lost, or this was a slave, which has none) the wheel is
 emptied and the timer topic is read from its beginning. A message before ``Q`` that was due before
@@ -38,7 +40,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from skylark.store.timer.timer_layout import MAGIC_MASK, UNIT_SIZE
+from skylark.store.timer.timer_layout import MAGIC_MASK, SLOT_DONE, UNIT_SIZE
 from skylark.store.timer.timer_log import TimerLog, Unit
 from skylark.store.timer.timer_store import TimerStore
 from skylark.store.timer.timer_wheel import Slot
@@ -131,11 +133,12 @@ class _Relinking:
         for time_ms in self._leading.keys() - lasts.keys():
             timer.wheel.clear(time_ms)
         for time_ms, position in lasts.items():
-            slot = self._waiting.get(time_ms)
+            slot = self._waiting.get(time_ms) or timer.done.get(time_ms)
             if slot is None or slot.last_position < position:
                 timer.wheel.prepare()
                 slot = self._waiting[time_ms] = self._follow(time_ms, position)
                 timer.wheel.put(slot)
+                timer.done.pop(time_ms, None)
         return sorted(self._waiting), sum(slot.message_count for slot in self._waiting.values())
 
     def _collect(self) -> None:
@@ -147,6 +150,8 @@ class _Relinking:
                 slot = Slot(row[0] * wheel.precision_ms, *row[1:])
                 if slot.last_position >= self._end:
                     self._leading[slot.time_ms] = slot
+                elif slot.magic == SLOT_DONE:
+                    self._timer.done[slot.time_ms] = slot
                 elif slot.last_position >= log.min_position:
                     self._waiting[slot.time_ms] = slot
                 else:  # its messages have expired: the slot must be empty for new ones

@@ -15,6 +15,12 @@ due at ``t + precision`` (:meth:`TimerStore.due_ms`): late by less than a unit, 
 the timer topic once more when that slot is due. So the record stays younger than the commit log's
 oldest file, and the wheel need not be longer than two weeks.
 
+**A clock that is set back.** Time is the wall clock's, in both directions: a slot is due when the
+clock has passed it, and a message is late if the clock has passed its slot. So after the clock was
+set back, slots come up again that are done. They are listed (:meth:`TimerStore.advance`), so that
+new messages there begin a new chain, and are marked in the wheel before the next checkpoint, so
+that a restart does not deliver the old ones again.
+
 **To disk.** :meth:`TimerStore.snapshot` records the current progress; :meth:`Snapshot.write`, in
 any thread, syncs timer log and wheel, then writes the counts, then the checkpoint. The owner writes
 it only when the commit log is on disk up to ``Snapshot.log_end``: a checkpoint that counts a
@@ -50,6 +56,7 @@ from skylark.store.timer.timer_layout import (
     MAGIC_ROLL,
     NO_POSITION,
     SLOT_COUNT,
+    SLOT_DONE,
     WHEEL_NAME,
 )
 from skylark.store.timer.timer_log import SlotWalk, TimerLog
@@ -177,6 +184,8 @@ class TimerStore:
         #: Messages in waiting slots, by the counts of the slots.
         self.waiting_count = 0
         self._slots: list[int] = []  # heap of the times of waiting slots
+        #: Slots from the current time on that are done: the clock was set back. By time.
+        self.done: dict[int, Slot] = {}
         self._window_slots = options.window_slots
         self._counts_saved = self.counts.version
         self.is_dirty = False
@@ -188,12 +197,25 @@ class TimerStore:
         return time_ms // self.precision_ms * self.precision_ms
 
     def advance(self, now_ms: int) -> int:
-        """Advance the write time, never back; messages due before it are late.
+        """Set the write time to the clock, which may have been set back; earlier messages are late.
 
-        Nor before the read time, if the clock was set back: slots before it are not read again.
+        Slots between the clock and the read time, which do not wait, are done.
         """
-        self.write_time_ms = max(self.write_time_ms, self.floor(now_ms), self.read_time_ms)
-        return self.write_time_ms
+        self.write_time_ms = now = self.floor(now_ms)
+        if self.done:
+            self.done = {time: slot for time, slot in self.done.items() if time >= now}
+        if now < self.read_time_ms:
+            waiting = set(self._slots)
+            round_ms = self.options.slot_count * self.precision_ms
+            for time in range(
+                max(now, self.read_time_ms - round_ms), self.read_time_ms, self.precision_ms
+            ):
+                slot = self.wheel.slot(time)
+                if slot is not None and time not in waiting:
+                    self.done[time] = slot
+            self.read_time_ms = now
+            self.is_dirty = True
+        return now
 
     def due_ms(self) -> int | None:
         """When the next slot is due; None if none waits."""
@@ -209,7 +231,7 @@ class TimerStore:
     def slot_count_at(self, time_ms: int) -> int:
         """Number of messages in the slot of a time."""
         slot = self.wheel.slot(time_ms)
-        return 0 if slot is None else slot.message_count
+        return 0 if slot is None or slot.time_ms in self.done else slot.message_count
 
     def place(
         self, time_ms: int, log_offset: int, size: int, topic_hash: int, *, is_delete: bool
@@ -232,7 +254,7 @@ class TimerStore:
             magic |= MAGIC_DELETE
         time_ms = self.floor(time_ms)
         self.wheel.prepare()
-        slot = self.wheel.occupant(time_ms)
+        slot = self.wheel.occupant(time_ms) if time_ms not in self.done else None
         is_new = slot is None or slot.time_ms != time_ms
         if slot is not None and is_new and self._slots and slot.time_ms >= self._slots[0]:
             return False
@@ -252,6 +274,7 @@ class TimerStore:
         self.wheel.put(Slot(time_ms, first, position, slot.message_count + change, slot.magic))
         if is_new:
             heapq.heappush(self._slots, time_ms)
+            self.done.pop(time_ms, None)
         self.waiting_count += change
         self.is_dirty = True
         return True
@@ -269,16 +292,21 @@ class TimerStore:
             slot = self.wheel.slot(self._slots[0])
             if slot is not None:
                 return SlotWalk(self.log, slot)
-            self._leave()
+            self._leave(self._slots[0])
         return None
 
     def finish(self, walk: SlotWalk) -> None:
         """Remove a slot whose messages are all delivered, dropped or rolled."""
         self.waiting_count -= walk.message_count
-        self._leave()
+        self._leave(walk.time_ms)
 
-    def _leave(self) -> None:
-        self.read_time_ms = heapq.heappop(self._slots) + self.precision_ms
+    def _leave(self, time_ms: int) -> None:
+        if self._slots[0] != time_ms and time_ms in self._slots:
+            self._slots.remove(time_ms)  # the clock was set back meanwhile
+            heapq.heapify(self._slots)
+        else:
+            time_ms = heapq.heappop(self._slots)
+        self.read_time_ms = max(self.read_time_ms, time_ms + self.precision_ms)
         self.is_dirty = True
 
     def due_count(self) -> int:
@@ -315,6 +343,11 @@ class TimerStore:
 
     def begin_write(self, snapshot: Snapshot) -> None:
         """Record what must be synced for a snapshot that is about to be written."""
+        for time_ms, slot in self.done.items():
+            # Here, not earlier: now the commit log has their messages on disk.
+            if self.wheel.slot(time_ms) == slot:
+                self.done[time_ms] = slot._replace(magic=SLOT_DONE)
+                self.wheel.put(self.done[time_ms])
         snapshot.ranges = self.log.files.unflushed()
         snapshot.wheel = self.wheel.handle
         snapshot.wheel_range = self.wheel.begin_sync()

@@ -258,7 +258,7 @@ async def test_an_idle_timer_does_nothing(tmp_path: Path) -> None:
 
         timer._take_turn = counted  # type: ignore[method-assign]
         await world.clock.advance(minutes=50)
-        assert turns <= 51  # a look at the wall clock each minute, and no more
+        assert turns <= 50 * 60 / timer_module.WALL_CHECK_S + 1  # checks of the wall clock only
         await world.clock.advance(minutes=10)
         assert bodies(world) == [b"hello"]
 
@@ -342,8 +342,59 @@ async def test_the_wall_clock_is_set_forward(tmp_path: Path) -> None:
         await send(world, TIMER_DELAY_SEC=3_600)
         await world.clock.drain()
         jump(world, 3_600)
-        await world.clock.advance(61)
+        await world.clock.advance(1)
         assert bodies(world) == [b"hello"]
+
+
+async def test_the_wall_clock_is_set_back(tmp_path: Path) -> None:
+    async with stored(tmp_path) as world:
+        await to_phase(world, 0)
+        await send(world, b"before", TIMER_DELAY_SEC=1)
+        await send(world, b"old", TIMER_DELAY_SEC=60)
+        await world.clock.advance(30)
+        assert bodies(world) == [b"before"]
+        jump(world, -600)
+        await send(world, b"new", TIMER_DELAY_SEC=15)
+        await world.clock.advance(ms=14_999)
+        assert bodies(world) == [b"before"]
+        await world.clock.advance(1)
+        assert bodies(world) == [b"before", b"new"]
+        await world.clock.advance(540 + 60 - 16 - 3)
+        await send(world, b"same slot", TIMER_DELAY_SEC=33)
+        await world.clock.advance(33)
+        assert bodies(world) == [b"before", b"new"]
+        await world.clock.advance(1)
+        assert bodies(world) == [b"before", b"new", b"old", b"same slot"]
+        assert service(world).timing_counts() == {"T": 0}
+        assert service(world).facts().congest_count == 0
+
+
+async def test_the_wall_clock_is_set_back_within_a_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the slot waits until the clock shows its time again."""
+    monkeypatch.setattr(timer_module, "DELIVERED_PER_TURN", 1)
+    async with stored(tmp_path) as world:
+        await to_phase(world, 0)
+        for number in range(6):
+            await send(world, b"%d" % number, TIMER_DELAY_SEC=10)
+        real_due, calls = service(world)._delivery.due, []
+
+        def due(*args: Any) -> Any:
+            calls.append(args)
+            if len(calls) == 3:
+                jump(world, -100)
+            return real_due(*args)
+
+        monkeypatch.setattr(service(world)._delivery, "due", due)
+        await world.clock.advance(11)
+        assert bodies(world) == [b"0", b"1", b"2"]
+        await send(world, b"early", TIMER_DELAY_SEC=5)
+        await world.clock.advance(20)
+        assert bodies(world) == [b"0", b"1", b"2", b"early"]
+        await world.clock.advance(80)
+        assert bodies(world) == [b"0", b"1", b"2", b"early", b"3", b"4", b"5"]
+        assert service(world).facts().congest_count == 0
 
 
 # ---- puts that fail ------------------------------------------------------------------------------

@@ -185,9 +185,34 @@ async def test_a_clock_that_was_set_back_loses_nothing(tmp_path: Path) -> None:
     await world.clock.advance(3)
     now_ms = await stop(world)
     async with again(tmp_path, now_ms - 3_600_000) as world:
-        await send(world, b"b", TIMER_DELAY_SEC=1)
-        await world.clock.advance(5)
+        await send(world, b"b", TIMER_DELAY_SEC=15)
+        await world.clock.advance(14)
+        assert bodies(world) == [b"a"]
+        await world.clock.advance(2)
         assert bodies(world) == [b"a", b"b"]
+
+
+async def test_a_clock_that_was_set_back_repeats_nothing(tmp_path: Path) -> None:
+    """Done slots that are in the future again stay done, also over restarts."""
+    world = await start(tmp_path, 1_794_710_000_000)
+    for delay_s in range(1, 6):
+        await send(world, b"%d" % delay_s, TIMER_DELAY_SEC=delay_s)
+    await world.clock.advance(10)
+    jump(world, -60)
+    await send(world, b"again", TIMER_DELAY_SEC=53)  # a slot that is done
+    await world.clock.advance(20)
+    expected = [b"1", b"2", b"3", b"4", b"5"]
+    assert bodies(world) == expected
+    now_ms = await stop(world)
+    async with again(tmp_path, now_ms) as world:
+        await world.clock.advance(20)
+        assert bodies(world) == expected
+        copied(tmp_path / "store", tmp_path / "killed" / "store")
+        now_ms = world.clock.now_ms()
+    for root in (tmp_path, tmp_path / "killed"):
+        async with again(root, now_ms) as world:
+            await world.clock.advance(60)
+            assert bodies(world) == [*expected, b"again"]
 
 
 # ---- killed --------------------------------------------------------------------------------------

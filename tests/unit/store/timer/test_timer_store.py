@@ -118,10 +118,25 @@ def test_nothing_changes_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (timer.waiting_count, timer.due_ms(), timer.is_dirty) == (0, None, False)
 
 
-def test_time_does_not_go_back() -> None:
-    timer = new_timer(FaultyFileSystem(), Topic())
-    assert timer.advance(NOW + 5_999) == NOW + 5_000
-    assert timer.advance(NOW) == NOW + 5_000
+def test_slots_that_are_done_stay_done_when_the_clock_is_set_back() -> None:
+    topic, files = Topic(), FaultyFileSystem()
+    timer = new_timer(files, topic)
+    topic.times_ms = [NOW + 2_000, NOW + 3_000, NOW + 9_000]
+    place(timer, topic, NOW)
+    assert deliver(timer, NOW + 5_999) == [0, 1]
+    assert timer.advance(NOW) == NOW
+    assert sorted(timer.done) == [NOW + 2_000, NOW + 3_000]
+    assert timer.slot_count_at(NOW + 2_000) == 0
+    topic.times_ms += [NOW + 3_000, NOW + 1_000]  # a new chain, and a slot before the old ones
+    place(timer, topic, NOW)
+    save(timer, NOW)
+    again = new_timer(files, topic)
+    assert again.advance(NOW) == NOW
+    assert sorted(again.done) == [NOW + 2_000]
+    for each in (timer, again):
+        assert deliver(each, NOW + 5_000) == [4, 3]
+        assert deliver(each, NOW + 11_000) == [2]
+        assert (each.waiting_count, each.done) == (0, {})
 
 
 def test_the_content_of_a_snapshot() -> None:
