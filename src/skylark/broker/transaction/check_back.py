@@ -6,8 +6,11 @@ handles the messages whose immunity has ended, then scans the half queue. The ru
 :mod:`skylark.broker.transaction.check_policy`.
 
 **Slices.** One turn of the event loop handles :data:`SLICE_COUNT` messages, so that a long queue
-does not delay other requests. If a producer does not read its check-backs, the round pauses. After
-60 s a round ends; the next one continues where it stopped.
+does not delay other requests. After 60 s a round ends; the next one continues where it stopped.
+
+**A producer that does not read** its check-backs holds up nobody else: its messages are set aside.
+When the scan is over, the round tries them again and again, until all are sent or the next round is
+due, which begins with them.
 
 **Position.** The group CID_RMQ_SYS_TRANS commits the first offset that is neither committed, rolled
 back, copied nor given up; the next start begins there. The position must not be ahead of the disk:
@@ -67,7 +70,7 @@ logger = logging.getLogger(__name__)
 
 SLICE_COUNT: Final = 100
 ROUND_S_MAX: Final = 60.0
-#: Pause while a producer does not read.
+#: Pause while only messages remain whose producers do not read.
 PAUSE_S: Final = 0.05
 #: Messages without a copy whose check counts are kept.
 UNCOPIED_CHECKS_MAX: Final = 10_000
@@ -79,7 +82,7 @@ _HOUR_MS: Final = 3_600_000
 
 class _Step(enum.Enum):
     NEXT = "the message is done"
-    PAUSE = "its producer does not read"
+    SET_ASIDE = "its producer does not read"
     STOP = "the round ends before this message"
 
 
@@ -121,6 +124,7 @@ class CheckRounds:
         self._reached: tuple[int, int] | None = None  # next position, end of the log at that time
         self.immune = ImmuneMessages()
         self._due: deque[int] = deque()
+        self._set_aside: deque[int] = deque()  # their producers do not read
         self._uncopied_checks: dict[int, int] = {}  # queue offset -> number of checks
         self._read_ahead: deque[MessageRecord] = deque()  # read, but not checked
         self._without_producer: Counter[str] = Counter()  # in this round, by producer group
@@ -191,27 +195,44 @@ class CheckRounds:
         except StoreError as error:
             logger.error("the broker cannot read half messages: %s", error)  # noqa: TRY400
             step = _Step.STOP
-        if step is _Step.STOP or self._clock.monotonic() - self._started_s > ROUND_S_MAX:
+        limit_s = ROUND_S_MAX
+        if step is _Step.SET_ASIDE:
+            limit_s = min(limit_s, self._interval_s)
+        if step is _Step.STOP or self._clock.monotonic() - self._started_s >= limit_s:
             self._end()
         elif not self._stopped:
-            delay_s = PAUSE_S if step is _Step.PAUSE else 0.0
+            delay_s = PAUSE_S if step is _Step.SET_ASIDE else 0.0
             self._timer = self._clock.call_later(delay_s, self._turn)
 
     def _slice(self) -> _Step:
+        """Check some messages; SET_ASIDE: only those remain whose producers do not read."""
         for _ in range(SLICE_COUNT):
             due = self._due[0] if self._due else None
             record = self._next_record() if due is None else self._due_record(due)
             if record is None and due is None:
-                return _Step.STOP
+                return self._check_set_aside()
             step = _Step.NEXT if record is None else self._check(record)
-            if step is not _Step.NEXT:
-                return step
+            if step is _Step.STOP:
+                return self._check_set_aside()
+            if step is _Step.SET_ASIDE and record is not None:
+                self._set_aside.append(record.queue_offset)
             if due is not None:
                 self._due.popleft()
             elif record is not None:
                 self._read_ahead.popleft()
                 self.scan_offset = record.queue_offset + 1
         return _Step.NEXT
+
+    def _check_set_aside(self) -> _Step:
+        for _ in range(min(SLICE_COUNT, len(self._set_aside))):
+            offset = self._set_aside.popleft()
+            record = self._due_record(offset)
+            step = _Step.NEXT if record is None else self._check(record)
+            if step is not _Step.NEXT:
+                self._set_aside.append(offset)
+            if step is _Step.STOP:
+                return step
+        return _Step.SET_ASIDE if self._set_aside else _Step.STOP
 
     def _next_record(self) -> MessageRecord | None:
         """The next message in the queue without a known outcome."""
@@ -281,7 +302,7 @@ class CheckRounds:
         """
         producer = None if half.group is None else self._producers.next_channel(half.group)
         if producer is not None and not producer.is_reading:
-            return _Step.PAUSE
+            return _Step.SET_ASIDE
         result = self._put(half, half.next_copy())
         if result.status in NEVER_STORED:
             self._keep(half)
@@ -347,6 +368,8 @@ class CheckRounds:
     # --- position ---------------------------------------------------------------------------------
 
     def _end(self) -> None:
+        while self._set_aside:
+            self.immune.add(self._set_aside.popleft(), self._started_ms + 1)
         low = max(self.position, self._store.reader.min_offset(HALF_TOPIC, HALF_QUEUE_ID))
         position = max(low, self._decisions.next_undecided(low, self.scan_offset))
         self._commit_position()

@@ -22,7 +22,7 @@ from skylark.store.running_flags import StoreFlag
 from skylark.testing.memory_net import MemoryNetwork
 from skylark.wire.properties import encode_properties
 from tests.unit.broker.stored import in_place, texts
-from tests.unit.broker.transaction.halves import HALF, shop
+from tests.unit.broker.transaction.halves import HALF, Producer, shop
 
 
 def half_draft(number: int, born_ms: int) -> Draft:
@@ -83,6 +83,27 @@ async def test_a_round_waits_for_a_producer_that_does_not_read(tmp_path: Path) -
         await world.clock.advance(seconds=0.1)
         assert len(world.records(HALF)) == 3
         assert len(world.producer.check_backs) == 2
+
+
+async def test_a_producer_that_does_not_read_holds_up_no_other_group(tmp_path: Path) -> None:
+    async with shop(tmp_path) as world:
+        other = Producer(world, "other")
+        await other.join()
+        for number in range(150):  # more than a slice
+            await world.producer.send(f"U{number}")
+        await other.send("V1")
+        connection = world.features.groups.producers.next_channel("pg")
+        assert isinstance(connection, Connection)
+        connection._outbound.paused = True
+        await world.clock.advance(seconds=31)
+        assert len(other.check_backs) == 1
+        await other.send("V2")
+        await world.clock.advance(seconds=60)
+        assert [len(world.producer.check_backs), len(other.check_backs)] == [0, 5]
+        connection._outbound.paused = False
+        await world.clock.advance(seconds=1)
+        assert len(world.producer.check_backs) == 150
+        await other.client.close()
 
 
 async def test_the_position_is_never_ahead_of_the_disk(
