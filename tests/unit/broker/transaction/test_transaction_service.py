@@ -51,13 +51,16 @@ async def test_too_many_decisions_without_op_message_are_refused(
 
 
 async def test_a_stop_writes_what_was_collected(tmp_path: Path) -> None:
+    """A rollback: the next start could find a commit without its op message in the log."""
     async with shop(tmp_path) as world:
         sent = await world.producer.send("U1")
-        await world.producer.end_oneway(sent)
+        await world.producer.end_oneway(sent, ROLLBACK)
         assert world.op_bodies() == []
         assert not world.transactions.is_idle
     async with shop(tmp_path, start_ms=world.clock.now_ms()) as world:
         assert [record.body for record in world.records(OP)] == [b"0,"]
+        await world.rounds(2)
+        assert world.producer.check_backs == []
 
 
 async def test_a_stop_that_cannot_write_leaves_no_timer_behind(tmp_path: Path) -> None:
