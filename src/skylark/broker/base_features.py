@@ -416,7 +416,9 @@ class StatsFeature(Feature):
         self.exporter = Exporter(live.current, context.network, clock)
         self.metrics = self.exporter.metrics
         storage.before_delete = self.retention_watch.deleting
-        topics.deleted.subscribe(self.broker_stats.topic_deleted)
+        for counts in (self.broker_stats, self.exporter):
+            topics.deleted.subscribe(counts.topic_deleted)
+            groups.table.deleted.subscribe(counts.group_deleted)
         self.exporter.watch_topics(live, topics.table, self.broker_stats)
         self.exporter.watch_clients(groups.consumers, groups.producers)
         self.exporter.watch_store(store)

@@ -139,6 +139,12 @@ class Metric(Generic[Child]):
         """Forget a child, when its topic or group is deleted; harmless when there is none."""
         self._children.pop(values, None)
 
+    def remove_labelled(self, label: str, value: str) -> None:
+        """Forget all children with this value of a label."""
+        place = self.label_names.index(label)
+        for values in [values for values in self._children if values[place] == value]:
+            del self._children[values]
+
     def set_callback(self, callback: Callable[[], Samples]) -> None:
         """Read the values from ``callback`` at each scrape instead of from children."""
         self._callback = callback

@@ -84,6 +84,7 @@ class World:
         self.consumers = ConsumerTable(notice_batch_ms=notice_batch_ms)
         self.producers = ProducerTable()
         self.stats = BrokerStats("DefaultCluster")
+        self.groups.deleted.subscribe(self.stats.group_deleted)
         self.locks = QueueLocks()
         self.filters = ConsumerFilterTable(BloomFilter(20, 32))
         self.saver = TableSaver(

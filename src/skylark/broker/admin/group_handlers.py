@@ -72,7 +72,6 @@ class GroupHandlers(AdminHandlers):
         header = decode_ext(DeleteSubscriptionGroupRequestHeader, request.ext)
         if self._broker.groups.delete(header.group_name):
             logger.info("%r deleted group %s", connection, header.group_name)
-            self._broker.stats.group_deleted(header.group_name)
         if header.clean_offset:
             self._broker.offsets.remove_group(header.group_name)
             self._broker.saved.offsets.mark()

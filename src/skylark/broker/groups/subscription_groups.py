@@ -56,6 +56,8 @@ class GroupTable:
         self._bans: dict[str, dict[str, int]] = {}
         #: Publishes the version of the table after every change.
         self.changes: Subscribers[DataVersion] = Subscribers()
+        #: Publishes the name of each group that was deleted.
+        self.deleted: Subscribers[str] = Subscribers()
         self.version = DataVersion(timestamp=clock.now_ms())
 
     # --- reading ---
@@ -131,6 +133,8 @@ class GroupTable:
         if existed or banned:
             logger.info("deleted group %s", group)
             self._changed()
+        if existed:
+            self.deleted.publish(group)
         return existed
 
     def stop_consuming(self, group: str) -> None:
@@ -204,10 +208,13 @@ class GroupTable:
     ) -> None:
         """Copy the groups of a master, and its version; built-in groups stay."""
         built_in = {n: c for n, c in self._groups.items() if n in names.BUILT_IN_GROUPS}
+        gone = self._groups.keys() - built_in.keys() - table.keys()
         self._groups = {**built_in, **table}
         self._bans = dict(bans)
         self.version = version
         self.changes.publish(self.version)
+        for group in gone:
+            self.deleted.publish(group)
 
     # --- inside ---
 

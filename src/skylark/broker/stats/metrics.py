@@ -12,6 +12,7 @@ scrape (:meth:`BrokerMetrics.watch`)::
     metrics.messages_in.labels("TopicTest", "normal", "false").value += 1
 
 Code that runs per message keeps the child of a metric, not the label values: :class:`PutMetrics`.
+A topic or group that is deleted gives its series back (:meth:`BrokerMetrics.forget`).
 Messages of retry and dead-letter topics are not counted as in or out, as in Java.
 
 A gauge without a callback has no samples. Counterpart of Java's ``BrokerMetricsManager``,
@@ -214,6 +215,13 @@ class BrokerMetrics:
         """
         watched = self._gauges if name in self._gauges else self._counters
         watched[name].set_callback(callback)
+
+    def forget(self, label: str, value: str) -> None:
+        """Give back the series of a topic or group that was deleted: the label, and its name."""
+        for metrics in (self._counters, self._gauges, self._histograms):
+            for metric in metrics.values():
+                if label in metric.label_names:
+                    metric.remove_labelled(label, value)
 
     def _register(self, row: Row) -> None:
         if row.kind == "counter":

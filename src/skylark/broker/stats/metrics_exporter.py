@@ -137,6 +137,7 @@ class Exporter:
         self.metrics = BrokerMetrics(self._registry)
         self.is_on = config.metrics_exporter_type is MetricsExporterType.PROM
         self.rpc_times = RpcTimes(self.metrics, clock)
+        self._put_counts: _PutCounts | None = None
         self._server: MetricsServer | None = None
         if self.is_on:
             self._server = MetricsServer(
@@ -165,6 +166,16 @@ class Exporter:
         labels = (group, topic, _flag(is_system_group(group)))
         self.metrics.send_to_dlq.labels(*labels).value += 1
 
+    def topic_deleted(self, topic: str) -> None:
+        """Give back the series of a topic; another topic may get them."""
+        self.metrics.forget("topic", topic)
+        if self._put_counts is not None:
+            self._put_counts.clear()
+
+    def group_deleted(self, group: str) -> None:
+        """Give back the series of a group."""
+        self.metrics.forget("consumer_group", group)
+
     @property
     def interceptors(self) -> tuple[Interceptor, ...]:
         """What measures requests; nothing if nothing is scraped."""
@@ -192,7 +203,8 @@ class Exporter:
             lambda: [((table.name,), table.overflow_count) for table in stats.tables],
         )
         if self.is_on:
-            stats.on_put = _PutCounts(self.metrics, topics).add
+            self._put_counts = _PutCounts(self.metrics, topics)
+            stats.on_put = self._put_counts.add
 
     def watch_servers(self, servers: Mapping[int, RemotingServer]) -> None:
         """Show the connections and requests of servers, by port."""
@@ -304,6 +316,10 @@ class _PutCounts:
         self._metrics = metrics
         self._topics = topics
         self._children: dict[tuple[str, str], PutMetrics] = {}
+
+    def clear(self) -> None:
+        """Look the metrics of each topic up again: series were given back."""
+        self._children.clear()
 
     def add(self, topic: str, count: int, size: int) -> None:
         if is_retry_topic(topic) or is_dlq_topic(topic):

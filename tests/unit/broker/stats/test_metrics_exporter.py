@@ -92,6 +92,50 @@ async def test_messages_in_and_out(world: Stored) -> None:
     assert samples[f"rocketmq_message_size_count{put}"] == 2
 
 
+async def test_series_are_given_back_with_their_topic_and_group(world: Stored) -> None:
+    exporter = world.features.stats.exporter
+    for topic in ("T", "Kept"):
+        world.add_topic(topic, 1)
+        assert (await world.send(topic)).code == 0
+        for group in ("g", "kept"):
+            world.features.groups.table.find(group)
+            exporter.dead_letter(group, topic)
+        exporter.metrics.finish_latency.labels(topic).observe(1)
+    assert await labelled(world, 'topic="T"') == await labelled(world, 'topic="Kept"') > 5
+    assert await labelled(world, 'consumer_group="g"') == 2
+    await world.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+    assert await labelled(world, 'topic="T"') == 0
+    assert await labelled(world, 'consumer_group="g"') == 1
+    await world.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"})
+    assert await labelled(world, 'consumer_group="g"') == 0
+    assert await labelled(world, 'topic="Kept"') > 5
+    assert await labelled(world, 'consumer_group="kept"') == 1
+    world.add_topic("T", 1)
+    assert (await world.send("T")).code == 0  # a new topic of the same name begins at 0
+    put = '{topic="T",message_type="unspecified",is_system="false"}'
+    assert (await scrape(world))[f"rocketmq_messages_in_total{put}"] == 1
+
+
+async def test_topics_get_series_when_others_give_theirs_back(world: Stored) -> None:
+    metrics = world.features.stats.metrics
+    for metric in (metrics.messages_in, metrics.throughput_in, metrics.message_size):
+        metric.child_count_max = 2
+    for topic in ("A", "B", "C"):
+        world.add_topic(topic, 1)
+        assert (await world.send(topic)).code == 0
+    assert await labelled(world, 'topic="C"') == 0
+    assert await labelled(world, 'topic="__overflow__"') > 0
+    await world.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "A"})
+    await world.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "B"})
+    assert (await world.send("C")).code == 0
+    assert await labelled(world, 'topic="C"') == await labelled(world, 'topic="__overflow__"') > 0
+
+
+async def labelled(world: Stored, label: str) -> int:
+    """Number of samples with a label."""
+    return sum(label in name for name in await scrape(world))
+
+
 async def test_the_broker_and_its_store(world: Stored) -> None:
     assert (await world.send("T")).code == 0
     samples = await scrape(world)
