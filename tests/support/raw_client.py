@@ -28,10 +28,10 @@ class RawClient:
         data = b"".join(map(encode_frame, requests))
         assert self._socket.send(data) == len(data)
 
-    async def answer(self) -> Command:
+    async def answer(self, timeout_s: float = 10) -> Command:
         """The next answer, in order of arrival."""
         loop = asyncio.get_running_loop()
-        async with LoopClock().timeout(10):
+        async with LoopClock().timeout(timeout_s):
             while not self._found:
                 data = await loop.sock_recv(self._socket, 1 << 20)
                 assert data, "the connection was closed"

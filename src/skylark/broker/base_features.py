@@ -37,6 +37,7 @@ from skylark.broker.overload.overload_guard import (
     SlowGroupWatch,
     WatchedClock,
 )
+from skylark.broker.overload.processor_wait import processor_wait
 from skylark.broker.pull.held_pull_runner import HeldPullRunner
 from skylark.broker.stats.broker_stats import BrokerStats, idle_max_ms
 from skylark.broker.stats.consumer_lag import LagReport
@@ -100,7 +101,7 @@ class BrokerContext:
     ) -> None:
         """``given``: the properties that the broker was started with, known or not."""
         self.live = LiveSettings(config, now_ms=clock.now_ms(), given=given)
-        self.loop_watch = LoopWatch(clock)
+        self.loop_watch = LoopWatch(clock, processor_wait=processor_wait(clock))
         #: Reports the work that it starts to ``loop_watch``.
         self.clock = WatchedClock(clock, self.loop_watch)
         #: Runs a function that blocks, in a thread.
@@ -468,10 +469,12 @@ class OverloadFeature(Feature):
         #: An interceptor of the remoting endpoint.
         self.guard = OverloadGuard(
             live,
+            context.loop_watch,
             clock,
             held_size=held_size,
             pool_is_empty=lambda: storage.store.is_busy,
         )
+        self._loop_watch = context.loop_watch
         self._slow_groups = SlowGroupWatch(live, stats.broker_stats, groups.table, clock)
         stats.metrics.watch("skylark_outstanding_bytes", held_size)
         stats.metrics.watch(
@@ -484,6 +487,7 @@ class OverloadFeature(Feature):
 
     async def stop(self) -> None:
         self._slow_groups.stop()
+        self._loop_watch.close()
 
 
 class BaseFeatures(NamedTuple):

@@ -189,6 +189,8 @@ class SystemClock:
 
     #: Called several times for each message, so without a wrapper.
     monotonic = staticmethod(time.monotonic)
+    #: Seconds of processor time that the calling thread has used.
+    thread_time = staticmethod(time.thread_time)
 
     def steady_ms(self) -> int:
         return _STEADY_START_MS + int(time.monotonic() * 1000)

@@ -17,6 +17,12 @@ the next one finds. (The time since the end of the turn does not separate them: 
 run before the bytes are read, and take long.) It errs on the side of refusing: a request that
 arrived at the end of a long turn counts as having waited for all of it.
 
+**A busy machine is not a busy broker.** What other processes on the machine cause is no reason to
+refuse. So requests wait in *own time*, which stands still while the thread of the loop waits for a
+processor, or for a thread that does (:mod:`skylark.broker.overload.processor_wait`). That time is
+read after a turn of more than 50 ms, before a request is refused, and, so that the difference of
+two readings belongs to that turn, at the beginning of a turn if the last reading is 20 ms old.
+
 Everything that starts work in a turn reports it to the watch: connections when bytes come, timers
 and sleeping tasks (:class:`WatchedClock`), results of threads. What they start, a task for example,
 runs in the turn after theirs. So that turn is watched as well, and so on until a turn was short and
@@ -53,6 +59,7 @@ import msgspec
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.live_settings import LiveSettings
+from skylark.broker.overload.processor_wait import ProcessorWait
 from skylark.broker.stats.broker_stats import BrokerStats, QueueMeter
 from skylark.broker.table_saver import InThread
 from skylark.core.clock import BaseClock, Clock, TimerHandle, TimeSource
@@ -73,6 +80,15 @@ LATE_REMARK: Final = (
 )
 #: A shorter turn does not delay requests.
 LONG_TURN_S: Final = 0.01
+#: After a longer turn, the time that its thread waited for a processor is subtracted.
+EXCUSED_TURN_S: Final = 0.05
+#: How old the last reading of that time may be at the beginning of a turn: what came between the
+#: two is subtracted as well.
+EXCUSE_INTERVAL_S: Final = 0.02
+#: A reading is not repeated within this time: it costs about 20 us.
+READ_AGAIN_S: Final = 0.005
+#: A longer append is reported as a call that blocked.
+LONG_APPEND_S: Final = 0.05
 #: How often the held bytes are added up, while requests come.
 MEASURE_S: Final = 0.1
 #: How often groups are checked that read too far behind.
@@ -84,24 +100,34 @@ CallSoon = Callable[[Callable[[], None]], object]
 
 
 class LoopWatch:
-    """Measures for how long the event loop keeps requests waiting."""
+    """Measures for how long the event loop keeps requests waiting.
+
+    All times that it gives are in *own time*: the monotonic clock, less the time for which the
+    loop could not go on because a thread waited for a processor (``excused_s``).
+    """
 
     def __init__(
         self,
         clock: TimeSource,
         *,
+        processor_wait: ProcessorWait | None = None,
         call_soon: CallSoon | None = None,
         on_turn: Callable[[float], None] | None = None,
     ) -> None:
         self._monotonic = clock.monotonic
+        self._processor_wait = processor_wait
         self._call_soon = call_soon
-        #: Called with the milliseconds that each turn took: the lag of the loop.
+        #: Called with the milliseconds that each turn took, on the clock: the lag of the loop.
         self.on_turn = on_turn
+        #: For how long the loop could not go on for want of a processor, when that was read last.
+        self.excused_s = 0.0
+        self._excused_at = math.inf if processor_wait is None else -math.inf
         #: Whether this turn of the loop is watched, and if so, what counts as the arrival of all
         #: bytes read in it.
         self.in_turn = False
         self.turn_arrived_at = -math.inf
-        self._began_at = -math.inf
+        self._began_at = -math.inf  # in own time
+        self._began_now = -math.inf
         self._after_long_turn = False
         self._does_work = False  # known of this turn
 
@@ -118,25 +144,49 @@ class LoopWatch:
     def waited_ms(self) -> int:
         """For how long bytes that are read now have waited."""
         now = self._monotonic()
-        return round((now - self.arrived_at(now)) * 1000)
+        return round((now - self.excused_s - self.arrived_at(now)) * 1000)
+
+    def excuse(self, now: float) -> None:
+        """Read for how long the loop has waited for a processor, unless that was just done."""
+        if now - self._excused_at >= READ_AGAIN_S:
+            assert self._processor_wait is not None, "otherwise it was read at infinity"
+            self.excused_s = self._processor_wait.read(now)
+            self._excused_at = now
+
+    def blocked(self, seconds: float) -> None:
+        """Record a call that blocked the loop for so long."""
+        if self._processor_wait is not None:
+            self._processor_wait.blocked(seconds)
+
+    def close(self) -> None:
+        """Release what the readings use; later turns count in full."""
+        if self._processor_wait is not None:
+            self._processor_wait.close()
+            self._processor_wait, self._excused_at = None, math.inf
 
     def _begin(self, now: float) -> None:
         self.in_turn = True
-        self.turn_arrived_at = self._began_at if self._after_long_turn else now
-        self._began_at = now
+        if now - self._excused_at >= EXCUSE_INTERVAL_S:
+            self.excuse(now)
+        own_now = now - self.excused_s
+        self.turn_arrived_at = self._began_at if self._after_long_turn else own_now
+        self._began_at = own_now
+        self._began_now = now
         if self._call_soon is None:
             self._call_soon = asyncio.get_running_loop().call_soon
         self._call_soon(self._end)
 
     def _end(self) -> None:
         now = self._monotonic()
-        took_s = now - self._began_at
+        took_s = now - self._began_now
         did_work, self._does_work = self._does_work, False
         self.in_turn = False
         if took_s >= LONG_TURN_S:
             did_work = self._after_long_turn = True
             assert self._call_soon is not None, "a turn has begun"
             self._call_soon(self._polled)
+            if took_s > EXCUSED_TURN_S:
+                self.excuse(now)
         if did_work:
             if self.on_turn is not None:
                 self.on_turn(took_s * 1000)
@@ -270,6 +320,7 @@ class OverloadGuard:
     def __init__(
         self,
         live: LiveSettings,
+        watch: LoopWatch,
         clock: TimeSource,
         *,
         held_size: Callable[[], int],
@@ -281,6 +332,7 @@ class OverloadGuard:
         ``pool_is_empty``: whether a transient store pool is in use and has no buffer left.
         """
         self.refused_counts = dict.fromkeys(Reason, 0)
+        self._watch = watch
         self._monotonic = clock.monotonic
         self._held_size = held_size
         self._pool_is_empty = pool_is_empty
@@ -296,12 +348,15 @@ class OverloadGuard:
     def before(self, connection: Connection, request: Command) -> None:
         """Return for a request that may be handled; raises SystemBusyError for others."""
         now = self._monotonic()
-        arrived_at = connection.arrived_at
         code = request.code
         if code in _GUARDED:
             self._check_guarded(code, now)
-        if now - arrived_at >= self._limits_s.get(code, self._admin_limit_s):
-            self._refuse_late(code, arrived_at, now)
+        limit_s = self._limits_s.get(code, self._admin_limit_s)
+        if now - self._watch.excused_s - connection.arrived_at >= limit_s:
+            self._watch.excuse(now)  # this turn, too, may have waited for a processor
+            waited_s = now - self._watch.excused_s - connection.arrived_at
+            if waited_s >= limit_s:
+                self._refuse_late(code, connection.arrived_at, waited_s)
 
     def after(
         self, _connection: Connection, _request: Command, response: Command | None
@@ -310,9 +365,8 @@ class OverloadGuard:
 
     def appended(self, began_at: float, ended_at: float) -> None:
         """Record the time of an append, on the clock of this guard."""
-        if ended_at - began_at > self._append_limit_s:
-            self._stall_ended_at = ended_at
-            logger.warning("an append took %d ms", round((ended_at - began_at) * 1000))
+        if ended_at - began_at > LONG_APPEND_S:
+            self._appended_slowly(began_at, ended_at)
 
     # --- inside ---
 
@@ -346,9 +400,20 @@ class OverloadGuard:
             hint = "the broker holds too much that its clients have yet to read: repeat later"
             self._refuse(Reason.OUTSTANDING_BYTES, OVERLOAD_REMARK, hint)
 
-    def _refuse_late(self, code: int, arrived_at: float, now: float) -> NoReturn:
+    def _appended_slowly(self, began_at: float, ended_at: float) -> None:
+        watch, took_s = self._watch, ended_at - began_at
+        watch.blocked(took_s)
+        excused_s = watch.excused_s
+        watch.excuse(ended_at)
+        took_s -= watch.excused_s - excused_s
+        if took_s > self._append_limit_s:
+            self._stall_ended_at = ended_at - watch.excused_s
+            logger.warning("an append took %d ms", round(took_s * 1000))
+
+    def _refuse_late(self, code: int, arrived_at: float, waited_s: float) -> NoReturn:
         family = FAMILIES.get(code, Family.ADMIN)
-        waited_ms = round((now - arrived_at) * 1000)
+        waited_ms = round(waited_s * 1000)
+        now = self._monotonic()
         if now - self._log_at >= LOG_INTERVAL_S:
             self._log_at = now
             logger.warning(

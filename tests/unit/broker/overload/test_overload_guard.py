@@ -71,19 +71,45 @@ class Arrived(FakeConnection):
         return self._arrived_at
 
 
+class FakeWait:
+    """The time for which the thread waited for a processor, as the test wants it."""
+
+    def __init__(self) -> None:
+        self.total_s = 7.0
+        self.blocked_s = 0.0
+        self.read_count = 0
+
+    def read(self, now: float) -> float:
+        del now
+        self.read_count += 1
+        return self.total_s
+
+    def blocked(self, seconds: float) -> None:
+        self.blocked_s += seconds
+
+    def close(self) -> None:
+        pass
+
+
 class Bench:
     """A guard without a loop: turns end when told to."""
 
-    def __init__(self, **changes: str) -> None:
+    def __init__(self, *, wait: FakeWait | None = None, **changes: str) -> None:
         self.time = FakeTime()
         self.ends: list[Callable[[], None]] = []  # what runs in the next turn
         self.turns_ms: list[float] = []
-        self.watch = LoopWatch(self.time, call_soon=self.ends.append, on_turn=self.turns_ms.append)
+        self.watch = LoopWatch(
+            self.time,
+            processor_wait=wait,
+            call_soon=self.ends.append,
+            on_turn=self.turns_ms.append,
+        )
         self.live = live_settings(**changes)
         self.held_size = 0
         self.pool_is_empty = False
         self.guard = OverloadGuard(
             self.live,
+            self.watch,
             self.time,
             held_size=lambda: self.held_size,
             pool_is_empty=lambda: self.pool_is_empty,
@@ -91,7 +117,8 @@ class Bench:
 
     def arrive(self) -> float:
         """How long bytes that are read now have waited."""
-        return self.time.now - self.watch.arrived_at(self.time.now)
+        arrived_at = self.watch.arrived_at(self.time.now)
+        return self.time.now - self.watch.excused_s - arrived_at
 
     def work(self, seconds: float) -> None:
         """One turn that works for so long."""
@@ -298,6 +325,86 @@ def test_an_append_within_the_limit_is_not_to_blame() -> None:
     assert (bench.refusal(SEND) or "").startswith(TIMEOUT)
 
 
+# --- a busy machine is not a busy broker ---
+
+
+def descheduled(bench: Bench, wait: FakeWait, seconds: float, own_s: float) -> None:
+    """One turn that works for ``own_s`` and waits for a processor for ``seconds``."""
+    bench.arrive()
+    bench.time.now += seconds + own_s
+    wait.total_s += seconds
+    bench.end_turn()
+
+
+def test_bytes_that_came_while_the_thread_waited_for_a_processor_have_not_waited() -> None:
+    wait = FakeWait()
+    bench = Bench(wait=wait)
+    descheduled(bench, wait, 5.0, own_s=0.03)
+    assert bench.arrive() == pytest.approx(0.03)
+    assert bench.refusal(SEND) is None
+    assert bench.turns_ms == [pytest.approx(5_030)], "the lag of the loop is what clients see"
+
+
+def test_what_the_broker_itself_took_counts_beside_that() -> None:
+    wait = FakeWait()
+    bench = Bench(wait=wait)
+    descheduled(bench, wait, 5.0, own_s=0.25)
+    remark = bench.refusal(SEND)
+    assert (remark or "").startswith(f"{TIMEOUT}250ms")
+
+
+def test_a_turn_that_waits_for_a_processor_before_it_handles_a_request_refuses_nothing() -> None:
+    wait = FakeWait()
+    bench = Bench(wait=wait)
+    bench.arrive()
+    bench.time.now += 0.3
+    wait.total_s += 0.29
+    assert bench.refusal(SEND) is None
+    bench.time.now += 0.2
+    assert (bench.refusal(SEND) or "").startswith(f"{TIMEOUT}210ms")
+
+
+def test_waits_of_earlier_turns_do_not_excuse_a_stall() -> None:
+    wait = FakeWait()
+    bench = Bench(wait=wait)
+    for _ in range(100):  # each too short to be looked at
+        descheduled(bench, wait, 0.04, own_s=0.005)
+    bench.rest()
+    bench.time.now += 1
+    bench.work(0.25)
+    assert (bench.refusal(SEND) or "").startswith(TIMEOUT)
+
+
+def test_the_kernel_is_asked_only_now_and_then() -> None:
+    wait = FakeWait()
+    bench = Bench(wait=wait)
+    for _ in range(1_000):
+        bench.work(0.000_1)
+    assert wait.read_count <= 6  # in 100 ms
+    bench.rest()
+    wait.read_count = 0
+    bench.work(0.25)
+    refusals = [bench.refusal(SEND) for _ in range(100)]
+    assert None not in refusals
+    assert wait.read_count <= 3, "refusing many does not cost many readings"
+
+
+def test_an_append_that_waits_for_a_processor_is_no_stall_of_the_disk() -> None:
+    wait = FakeWait()
+    bench = Bench(wait=wait)
+    bench.arrive()
+    began_at = bench.time.now
+    bench.time.now += 1.5
+    wait.total_s += 1.2
+    bench.guard.appended(began_at, bench.time.now)
+    assert (bench.refusal(SEND) or "").startswith(f"{TIMEOUT}300ms")
+    assert wait.blocked_s == 1.5
+    began_at = bench.time.now
+    bench.time.now += 1.1
+    bench.guard.appended(began_at, bench.time.now)
+    assert (bench.refusal(SEND) or "").startswith(f"{PCBUSY}1400ms")
+
+
 @pytest.mark.parametrize("slave_read", ["true", "false"])
 def test_a_slave_takes_no_sends_and_serves_pulls_only_if_set_so(slave_read: str) -> None:
     bench = Bench(brokerRole="SLAVE", brokerId="1", slaveReadEnable=slave_read)
@@ -356,7 +463,11 @@ class World:
         self.time = FakeTime()
         self.watch = LoopWatch(self.time)
         self.guard = OverloadGuard(
-            live_settings(), self.time, held_size=lambda: 0, pool_is_empty=lambda: False
+            live_settings(),
+            self.watch,
+            self.time,
+            held_size=lambda: 0,
+            pool_is_empty=lambda: False,
         )
         dispatcher = Dispatcher([self.guard])
         dispatcher.add_hot(SEND, lambda _connection, request: response_to(request, 0))
