@@ -24,7 +24,7 @@ async def main() -> None:
         results = await asyncio.gather(*sent, return_exceptions=True)
         rate = COUNT / (time.perf_counter() - began)
 
-        # submit does not repeat what a busy broker has refused.
+        # submit has tried each message a few times; what was refused is sent again.
         outcomes = zip(messages, results, strict=True)
         refused = [message for message, result in outcomes if isinstance(result, Exception)]
         for message in refused:

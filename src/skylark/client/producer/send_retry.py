@@ -6,7 +6,8 @@
     plan.done(result, status, now)      the result of the send, or None: try again
     plan.failed(error, now)             the same, or raises the error of the send
 
-There are two sets of rules (:class:`SendMode`), as in Java. One deadline applies to all attempts,
+There are two sets of rules (:class:`SendMode`), as in Java, except that a busy broker, which has
+stored nothing, is passed by in both. One deadline applies to all attempts,
 and none starts in the last ``REST_MIN_S`` before it.
 
 ======================  ==========================================  ============================
@@ -18,6 +19,7 @@ no connection, no       again                                       again
 answer, connection lost
 too many requests       again                                       the error
 client error            again                                       the error
+the broker is busy (2)  again if 2 is in ``retry_codes``            as SYNC
 answer with an error    again if its code is in ``retry_codes``,    the error
                         else an earlier result, else the error
 end of attempts         an earlier result, else SendFailedError     SendFailedError
@@ -46,6 +48,7 @@ from skylark.core.errors import (
     SendFailedError,
     SendTimeoutError,
     SkylarkError,
+    SystemBusyError,
     TransportError,
 )
 
@@ -152,7 +155,7 @@ class SendPlan(Generic[T]):
         return self._deadline - now >= REST_MIN_S
 
     def _may_follow(self, error: SkylarkError) -> bool:
-        if self._mode is SendMode.ASYNC:
+        if self._mode is SendMode.ASYNC and not isinstance(error, SystemBusyError):
             return isinstance(error, (ConnectError, ConnectionClosedError, RequestTimeoutError))
         if isinstance(error, BrokerError):
             return error.code in self._settings.retry_codes

@@ -20,6 +20,7 @@ from skylark.core.errors import (
     BrokerError,
     ClientStateError,
     InvalidMessageError,
+    SendFailedError,
     SendTimeoutError,
     SkylarkError,
     SystemBusyError,
@@ -130,25 +131,34 @@ async def test_a_batch_that_fails_fails_all_of_its_messages(tmp_path: Path) -> N
         assert (parts.collector.size, parts.permits.count, parts.permits.size) == (0, 0, 0)
 
 
-async def test_a_busy_broker_is_passed_by_for_batches_of_send_and_reported_by_submit(
-    tmp_path: Path,
-) -> None:
-    """As Java's client: what is awaited is tried again by code, a future has the error."""
+@pytest.mark.parametrize("batching", [True, False])
+async def test_submit_passes_a_busy_broker_by_as_send_does(tmp_path: Path, batching: bool) -> None:
+    """A busy broker has stored nothing; Java's client gives the error to the callback instead."""
+    async with scripted(tmp_path, batching=batching) as s:
+        for method in ("send", "submit"):
+            s.answer(2, stored(), broker="a")
+            s.answer(2, stored(), broker="b")
+            futures = [
+                asyncio.ensure_future(s.producer.send(Message("T", b"x")))
+                if method == "send"
+                else await s.producer.submit(Message("T", b"x"))
+                for _ in range(1 + 9 * batching)
+            ]
+            results = await s.world.finish(asyncio.gather(*futures))
+            assert {result.status for result in results} == {SendStatus.SEND_OK}
+
+
+async def test_a_broker_that_stays_busy_ends_a_submit_after_its_attempts(tmp_path: Path) -> None:
     async with scripted(tmp_path) as s:
-        s.answer(2, stored(), broker="a")
-        s.answer(2, stored(), broker="b")
-        sends = [s.producer.send(Message("T", b"%d" % number)) for number in range(10)]
-        results = await s.world.finish(asyncio.gather(*sends))
-        assert {result.status for result in results} == {SendStatus.SEND_OK}
-        before = len(s.sent())
         s.answer(2)
         futures = [await s.producer.submit(Message("T", b"%d" % number)) for number in range(10)]
         await s.world.finish(asyncio.gather(*futures, return_exceptions=True))
         for future in futures:
             error = future.exception()
-            assert isinstance(error, SystemBusyError)
-            assert error.retriable
-        assert len(s.sent()) - before == 1  # one batch, one request
+            assert isinstance(error, SendFailedError)
+            assert isinstance(error.__cause__, SystemBusyError)
+            assert error.response_code == 2
+        assert len(s.sent()) == 3  # one batch, one attempt and two retries
 
 
 async def test_only_what_fits_travels_together(tmp_path: Path) -> None:

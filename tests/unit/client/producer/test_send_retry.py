@@ -157,6 +157,22 @@ def test_an_earlier_result_beats_a_later_error() -> None:
     assert again.failed(RequestTimeoutError("late"), 13.0) == "stored"
 
 
+def test_async_retries_a_busy_broker_as_sync_does() -> None:
+    busy = broker_error(2, "[TIMEOUT_CLEAN_QUEUE]")
+    made = plan(SendMode.ASYNC)
+    for _ in range(2):
+        made.begin(10.0)
+        assert made.failed(busy, 10.1) is None
+    made.begin(10.1)
+    with pytest.raises(SendFailedError) as failed:
+        made.failed(busy, 10.2)
+    assert failed.value.response_code == 2
+    with pytest.raises(SendTimeoutError):  # within its timeout
+        begun(plan(SendMode.ASYNC)).failed(busy, 13.0)
+    with pytest.raises(BrokerError):  # the application has taken the code off the list
+        begun(plan(SendMode.ASYNC, retry_codes={14})).failed(busy, 10.1)
+
+
 @pytest.mark.spec("client.8.13")
 def test_async_retries_what_got_no_answer_and_nothing_else() -> None:
     for error in (broker_error(14, "full"), TooManyRequestsError("x"), ClientError("x")):
