@@ -170,7 +170,7 @@ class Stats(Operations):
         return BrokerGroups(
             broker=name,
             address=address,
-            lag=stats.total_diff,
+            lag=lag_of(stats),
             in_flight=max(
                 0, stats.total_inflight_diff
             ),  # Java reports a negative number if no pull offset is known
@@ -214,6 +214,17 @@ class Stats(Operations):
             day=_sum([data.stats_day for data in found]),
             failures=others.failures,
         )
+
+
+def lag_of(stats: ConsumeStatsList) -> int:
+    """The lag of all groups of a broker; its own sum counts offsets beyond the end as negative."""
+    return sum(
+        max(0, offsets.broker_offset - offsets.consumer_offset)
+        for groups in stats.consume_stats_list
+        for found in groups.values()
+        for each in found
+        for offsets in each.offset_table.values()
+    )
 
 
 def _sum(items: list[BrokerStatsItem | None]) -> StatsSum:

@@ -30,8 +30,8 @@ class QueueProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lag(self) -> int:
-        """Messages not consumed yet."""
-        return self.broker_offset - self.consumer_offset
+        """Messages not consumed yet; 0 if the offset is beyond the end of a topic made again."""
+        return max(0, self.broker_offset - self.consumer_offset)
 
     @property
     def in_flight(self) -> int:

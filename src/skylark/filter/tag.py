@@ -77,6 +77,11 @@ class TagFilter:
         return not self.tags or tag in self.tags
 
 
+def is_selectable(tag: str) -> bool:
+    """Whether a subscription can name this tag: :func:`parse_tags` would leave it as it is."""
+    return bool(tag) and _SEPARATOR not in tag and tag == tag.strip(_TRIMMED)
+
+
 def parse_tags(expression: str | None) -> TagFilter:
     """The filter of a tag expression; None, an empty one and ``*`` match all messages.
 

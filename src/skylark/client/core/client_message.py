@@ -20,6 +20,7 @@ import msgspec
 
 from skylark.core.errors import InvalidMessageError, SkylarkError
 from skylark.core.names import is_retry_topic
+from skylark.filter.tag import is_selectable
 from skylark.wire import properties as names
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.message import MessageRecord, format_host, inflate_record
@@ -39,6 +40,15 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     flag: int = 0
     wait_store_ok: bool = True  #: wait until disk and replicas have it, where the broker does so
 
+    def __hash__(self) -> int:
+        # Keys and properties may be lists and dicts; equal messages have these in common anyway.
+        return hash((self.topic, bytes(self.body), self.tag))
+
+    def __reduce__(self) -> tuple[type[Message], tuple[object, ...]]:
+        values = msgspec.structs.asdict(self)  # views of bytes or of a dict cannot be pickled
+        values |= {"body": bytes(self.body), "properties": dict(self.properties)}
+        return type(self), tuple(values.values())
+
     def encoded_properties(self) -> dict[str, str]:
         """All properties as the broker gets them; a new dict."""
         found = dict(self.properties)
@@ -51,9 +61,14 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 def checked_tag(tag: str) -> str:
-    """The tag; raises InvalidMessageError unless it is text."""
+    """The tag; raises InvalidMessageError unless it is text that a subscription can name."""
     if not isinstance(tag, str):
         raise InvalidMessageError(f"tag is text, not {type(tag).__name__}")
+    if not is_selectable(tag):
+        raise InvalidMessageError(
+            f"no subscription could select the tag {tag!r}",
+            hint="a tag must not be empty, contain || or begin or end with a blank",
+        )
     return tag
 
 
@@ -62,7 +77,7 @@ def joined_keys(keys: Sequence[str]) -> str:
     if isinstance(keys, str):
         return keys
     try:
-        return KEY_SEPARATOR.join(keys)
+        text = KEY_SEPARATOR.join(keys)
     except TypeError as error:
         kinds = {type(keys).__name__}
         if isinstance(keys, (list, tuple, set, frozenset)):
@@ -70,6 +85,12 @@ def joined_keys(keys: Sequence[str]) -> str:
         raise InvalidMessageError(
             f"keys are text, not {', '.join(sorted(kinds))}", hint='keys=["k1", "k2"]'
         ) from error
+    if text.count(KEY_SEPARATOR) >= len(keys) or "" in keys:
+        wrong = next(key for key in keys if not key or KEY_SEPARATOR in key)
+        raise InvalidMessageError(
+            f"a key must not be empty or contain a blank, which separates keys: {wrong!r}"
+        )
+    return text
 
 
 class SendStatus(enum.Enum):
@@ -164,7 +185,8 @@ class MessageExt:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return tuple(self.record.properties.get(names.PROPERTY_KEYS, "").split())
+        text = self.record.properties.get(names.PROPERTY_KEYS, "")
+        return tuple(key for key in text.split(KEY_SEPARATOR) if key)
 
     @property
     def msg_id(self) -> str:

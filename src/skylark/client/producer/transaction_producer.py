@@ -41,7 +41,13 @@ from skylark.client.producer.send_retry import SendMode
 from skylark.client.producer.sender import Sender
 from skylark.client.telemetry import Telemetry
 from skylark.core.clock import Clock
-from skylark.core.errors import ClientError, ConfigError, SendFailedError, SkylarkError
+from skylark.core.errors import (
+    ClientError,
+    ClientStateError,
+    ConfigError,
+    SendFailedError,
+    SkylarkError,
+)
 from skylark.core.hashing import decode_offset_id
 from skylark.core.lifecycle import Tasks
 from skylark.wire import properties as names
@@ -326,6 +332,7 @@ class Transaction:
         self._delay = delay or {}
         self._half: Half | None = None
         self._state: TxState | None = None
+        self._ended = False
 
     @property
     def sent(self) -> SendResult:
@@ -345,12 +352,23 @@ class Transaction:
         return self._state
 
     def rollback(self) -> None:
-        """Roll the message back at the end of the block."""
-        self._state = TxState.ROLLBACK
+        """Roll the message back at the end of the block; raises ClientStateError after it."""
+        self._decide(TxState.ROLLBACK)
 
     def unknown(self) -> None:
-        """Decide nothing at the end of the block: the broker will send a check-back."""
-        self._state = TxState.UNKNOWN
+        """Decide nothing at the end of the block: the broker will send a check-back.
+
+        Raises ClientStateError after the block.
+        """
+        self._decide(TxState.UNKNOWN)
+
+    def _decide(self, state: TxState) -> None:
+        if self._ended and self._state is not None:
+            raise ClientStateError(
+                f"the transaction has ended with {self._state.name}: it cannot be changed",
+                hint="decide inside the block",
+            )
+        self._state = state
 
     async def __aenter__(self) -> Self:
         if self._half is not None:
@@ -358,7 +376,7 @@ class Transaction:
         half = await self._transactions.send_half(self._message, self._timeout_s, self._delay)
         self._half = half
         if half.sent.status is not SendStatus.SEND_OK:
-            self._state = TxState.ROLLBACK
+            self._state, self._ended = TxState.ROLLBACK, True
             await self._transactions.end(half, TxState.ROLLBACK)
             raise SendFailedError(
                 f"the half message is stored with {half.sent.status.value}: rolled back",
@@ -378,6 +396,7 @@ class Transaction:
             remark = _remark("executeLocalTransactionBranch exception", exc)
         if self._state is None:
             self._state = TxState.COMMIT if exc is None else TxState.ROLLBACK
+        self._ended = True
         await self._transactions.end(self._half, self._state, remark)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 import pytest
 
-from skylark.client.core.client_message import Message, MessageExt
+from skylark.client.core.client_message import Message, MessageExt, checked_tag, joined_keys
+from skylark.core.errors import InvalidMessageError
 from skylark.wire.compress import compress_body, compression_flags
 from skylark.wire.message import MessageRecord, decode_record, encode_record, pack_host
 from skylark.wire.properties import encode_properties
@@ -42,6 +46,42 @@ def test_properties_of_a_message_are_a_copy() -> None:
     assert given == {"a": "1"}
     assert Message("T", b"", keys="k").encoded_properties()["KEYS"] == "k"
     assert Message("T", b"", wait_store_ok=False).encoded_properties() == {"WAIT": "false"}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("T", b"x"),
+        Message("T", b"x", "A", ["k1"], {"a": "1"}, 7, wait_store_ok=False),
+        Message("T", bytearray(b"x"), properties=MappingProxyType({"a": "1"})),  # type: ignore[arg-type]
+    ],
+)
+def test_messages_can_be_pickled_copied_and_hashed(message: Message) -> None:
+    for copied in (
+        pickle.loads(pickle.dumps(message)),
+        copy.copy(message),
+        copy.deepcopy(message),
+    ):
+        assert copied == message
+        assert hash(copied) == hash(message)
+        assert type(copied) is Message
+    assert len({message, copy.deepcopy(message), Message("U", b"x")}) == 2
+
+
+@pytest.mark.parametrize("keys", [["k 1"], ["a", "k 1"], ["a", ""], [""], ("a ",)])
+def test_a_key_with_a_blank_would_be_two_keys(keys: list[str]) -> None:
+    with pytest.raises(InvalidMessageError, match="must not be empty or contain a blank") as caught:
+        joined_keys(keys)
+    assert repr(next(key for key in keys if key != "a")) in str(caught.value)
+    assert joined_keys(["k1", "k\t2"]) == "k1 k\t2"
+    assert MessageExt(record(KEYS="k1 k\t2"), "b").keys == ("k1", "k\t2")
+
+
+@pytest.mark.parametrize("tag", ["A||B", "||", " A", "A ", "", "  ", "\tA"])
+def test_a_tag_that_no_subscription_could_name_is_refused(tag: str) -> None:
+    with pytest.raises(InvalidMessageError, match="tag"):
+        checked_tag(tag)
+    assert checked_tag("in transit") == "in transit"
 
 
 def test_a_received_message_shows_what_the_record_holds() -> None:

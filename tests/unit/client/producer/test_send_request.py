@@ -30,6 +30,7 @@ from skylark.core.errors import (
     ServiceNotAvailableError,
 )
 from skylark.core.hashing import UniqueIdGenerator, decode_unique_id
+from skylark.filter.tag import is_selectable
 from skylark.wire.batch import split_batch
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
@@ -139,7 +140,9 @@ def test_property_texts_read_back_or_are_refused(
         text = property_text(message, "U")
     except InvalidMessageError:
         everything = "".join([tag or "", *keys, *user, *user.values()])
-        assert "\x02" in everything
+        bad_tag = tag is not None and not is_selectable(tag)
+        bad_key = any(not key or " " in key for key in keys)
+        assert "\x02" in everything or bad_tag or bad_key
         return
     expected = {name: value for name, value in message.encoded_properties().items() if value}
     assert parse_properties(text) == {**expected, "UNIQ_KEY": "U"}

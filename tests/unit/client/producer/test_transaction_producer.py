@@ -12,7 +12,7 @@ import pytest
 from skylark.client.core.client_message import Message, MessageExt, SendStatus, TxState
 from skylark.client.core.hooks import EndTransactionContext
 from skylark.client.producer import transaction_producer as txn_producer
-from skylark.core.errors import ClientError, SendFailedError
+from skylark.core.errors import ClientError, ClientStateError, SendFailedError
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.message import encode_record, pack_host
@@ -193,7 +193,7 @@ async def test_a_half_message_that_cannot_be_sent_is_an_error(tmp_path: Path) ->
 
 async def test_nobody_to_ask_is_an_error(tmp_path: Path) -> None:
     async with scripted(tmp_path) as script:
-        with pytest.raises(ClientError, match="TransactionListener is null"):
+        with pytest.raises(ClientError, match="the producer has no transaction_listener"):
             await script.producer.send_in_transaction(MESSAGE)
         with pytest.raises(ClientError, match="transaction_checker"):
             async with script.producer.transaction(MESSAGE):
@@ -246,6 +246,18 @@ async def test_a_block_commits_or_rolls_back(
             await commits(script, block)
         end = await end_of(script)
         assert (end["commitOrRollback"], end["remark"]) == (number, remark)
+
+
+@pytest.mark.parametrize("decide", ["rollback", "unknown"])
+async def test_a_decision_after_the_block_is_refused(tmp_path: Path, decide: str) -> None:
+    async with scripted(tmp_path, "a") as script:
+        script.producer.transaction_checker(lambda message: TxState.UNKNOWN)
+        async with script.producer.transaction(MESSAGE) as tx:
+            pass
+        with pytest.raises(ClientStateError, match="has ended with COMMIT"):
+            getattr(tx, decide)()
+        assert tx.state is TxState.COMMIT
+        assert (await end_of(script))["commitOrRollback"] == "8"
 
 
 async def test_a_block_does_not_run_on_unsafe_ground(tmp_path: Path) -> None:
