@@ -419,9 +419,8 @@ def resolve_namesrv(
             except ConfigError as error:
                 raise ConfigError(f"name server from {source}: {error}") from error
     raise ConfigError(
-        "no name server is known",
-        hint=f"pass one or set {' or '.join(NAMESRV_VARIABLES)};"
-        f" beside skylark up: export NAMESRV_ADDR={LOCAL_NAMESRV}",
+        "no name server is given",
+        hint=f'pass ClientOptions(namesrv="{LOCAL_NAMESRV}"), or set {NAMESRV_VARIABLES[0]}',
     )
 
 

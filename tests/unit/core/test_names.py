@@ -348,10 +348,9 @@ def test_order_of_name_server_sources() -> None:
     environ.clear()
     assert resolved() == ("default", "127.0.0.1:9876")
     with pytest.raises(
-        ConfigError, match="no name server is known: pass one or set SKYLARK_"
-    ) as caught:
+        ConfigError, match=r"no name server is given: pass .* or set SKYLARK_NAMESRV"
+    ):
         names.resolve_namesrv(None, environ)
-    assert str(caught.value).endswith("; beside skylark up: export NAMESRV_ADDR=127.0.0.1:9876")
 
 
 def test_namespace_comes_with_an_instance_endpoint() -> None:

@@ -26,7 +26,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from skylark.client.blocking.event_loop_thread import EventLoopThread, shared_loop_thread
 from skylark.client.consumer.pull_consumer_base import PullClient
-from skylark.client.core.argument_checks import check_function
+from skylark.client.core.argument_checks import check_function, suggests_keywords
 from skylark.client.core.client_options import ClientOptions
 from skylark.client.core.service_state import ServiceState
 from skylark.client.core.threads import SerialThread
@@ -143,6 +143,11 @@ PullClientT = TypeVar("PullClientT", bound=PullClient)
 class Blocking(LoopFacade[AsyncClientT]):
     """Start, stop and ``with`` of a blocking client; see the module docstring."""
 
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = suggests_keywords(cls.__init__)  # type: ignore[method-assign]
+
     def __init__(self, client: AsyncClientT) -> None:
         if client.options.runtime is not None:
             # Its broker runs on the caller's loop, which a blocking call would block forever.
@@ -179,7 +184,10 @@ class Blocking(LoopFacade[AsyncClientT]):
         self._run(self._client.stop())
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except ConfigError as error:  # it is about the caller's arguments: our frames do not help
+            raise error.with_traceback(None) from error.__cause__
         return self
 
     def __exit__(self, *_: object) -> None:

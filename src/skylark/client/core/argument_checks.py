@@ -8,7 +8,7 @@ MessageQueue, not None", instead of an AttributeError from inside the client.
   :func:`checks_call` those of a single one. This costs a few microseconds per call, so methods that
   are called for every message (``Producer.send``) have separate checks.
 - :func:`check_fields` does the same for the fields of settings, with a ConfigError.
-- :func:`settings_of` makes settings from keywords and refuses unknown names.
+- :func:`suggests_keywords` names the right keyword for a misspelt one, or one of Java's client.
 
 True and NaN are not numbers; integers must fit into 64 bits, as on the wire. Text instead of a list
 of texts is refused, because its letters would become the items. Ranges are checked by the methods.
@@ -26,7 +26,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, cast
@@ -38,7 +38,6 @@ from skylark.core.errors import ClientError, ConfigError
 
 T = TypeVar("T")
 CallT = TypeVar("CallT", bound=Callable[..., Any])
-StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 _INT64: Final = 1 << 63
 _SHOWN_MAX: Final = 60
@@ -252,7 +251,8 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=64)
-def _field_types(kind: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
+def field_types(kind: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
+    """The fields of a struct with their types."""
     return tuple((field.name, field.type) for field in msgspec.structs.fields(kind))
 
 
@@ -271,17 +271,160 @@ def _wrong_field(struct: object) -> tuple[str, Any] | None:
     Messages have separate checks, which accept more types.
     """
     if isinstance(struct, msgspec.Struct) and not isinstance(struct, Message):
-        for name, kind in _field_types(type(struct)):
+        for name, kind in field_types(type(struct)):
             if not fits(getattr(struct, name), kind):
                 return name, kind
     return None
 
 
-def settings_of(kind: type[StructT], given: Mapping[str, Any]) -> StructT:
-    """Settings from keywords; raises ConfigError for unknown names and wrong values."""
-    for name in given:
-        if name not in kind.__struct_fields__:
-            close = difflib.get_close_matches(name, kind.__struct_fields__, 1)
-            hint = f"did you mean {close[0]}?" if close else None
-            raise ConfigError(f"there is no setting {name!r}", hint=hint)
-    return kind(**given)
+# ---- keywords ------------------------------------------------------------------------------------
+
+#: Our names for settings of other clients, RocketMQ's for Java first, as :func:`plain_name` has
+#: them. Names that differ from ours in case and underscores only need no entry.
+OTHER_NAMES: Final[Mapping[str, str]] = {
+    "namesrvaddr": "namesrv",
+    "nameserver": "namesrv",
+    "nameserveraddress": "namesrv",
+    "nameservers": "namesrv",
+    "bootstrapservers": "namesrv",
+    "accesskey": "acl",
+    "secretkey": "acl",
+    "enablevipchannel": "vip_channel",
+    "vipchannelenabled": "vip_channel",
+    "mqclientapitimeout": "request_timeout",
+    "pollnameserverinterval": "route_interval",
+    "heartbeatbrokerinterval": "heartbeat_interval",
+    "persistconsumeroffsetinterval": "offset_interval",
+    "pulltimedelaymillswhenexception": "pull_error_delay",
+    "useheartbeatv2": "heartbeat_v2",
+    "enabletrace": "trace",
+    "enablemsgtrace": "trace",
+    "tracemsgbatchnum": "trace_batch",
+    "sendlatencyfaultenable": "send_latency",
+    "startdetectorenable": "start_detector",
+    "producergroup": "group",
+    "consumergroup": "group",
+    "groupid": "group",
+    "sendmsgtimeout": "send_timeout",
+    "sendmsgmaxtimeoutperrequest": "attempt_timeout",
+    "retrytimeswhensendfailed": "retries",
+    "retrytimeswhensendasyncfailed": "retries_async",
+    "retryanotherbrokerwhennotstoreok": "retry_another_broker",
+    "retryresponsecodes": "retry_codes",
+    "compressmsgbodyoverhowmuch": "compress_over",
+    "compressiontype": "compress_type",
+    "createtopickey": "topic_model",
+    "defaulttopicqueuenums": "topic_queue_count",
+    "autobatch": "batching",
+    "batchmaxdelayms": "linger",
+    "lingerms": "linger",
+    "batchmaxbytes": "batch_size_max",
+    "batchsize": "batch_size_max",
+    "backpressureforasyncsendnum": "pending_max",
+    "backpressureforasyncsendsize": "pending_bytes_max",
+    "buffermemory": "pending_bytes_max",
+    "delaytimelevel": "delay_level",
+    "consumethreadmin": "concurrency",
+    "consumethreadmax": "concurrency",
+    "consumethreadnums": "concurrency",
+    "allocatemessagequeuestrategy": "allocation",
+    "partitionassignmentstrategy": "allocation",
+    "autooffsetreset": "consume_from_where",
+    "suspendcurrentqueuetimemillis": "suspend_current_queue_time",
+    "awaitterminationmilliswhenshutdown": "await_termination",
+    "messagequeuelistener": "queue_listener",
+    "enableautocommit": "auto_commit",
+    "autocommitintervalmillis": "auto_commit_interval",
+    "autocommitintervalms": "auto_commit_interval",
+    "polltimeoutmillis": "poll_timeout",
+    "maxpollrecords": "pull_batch_size",
+    "brokersuspendmaxtimemillis": "suspend_max",
+    "consumertimeoutmilliswhensuspend": "suspend_timeout",
+    "topicmetadatacheckintervalmillis": "metadata_interval",
+}
+
+
+class UnknownKeywordError(ConfigError, TypeError):
+    """A call with a keyword argument that does not exist."""
+
+
+def suggests_keywords(init: CallT) -> CallT:
+    """Decorator of ``__init__``: an unknown keyword raises an error that names the right one.
+
+    Also if another argument is missing, which Python would report first.
+    """
+
+    @functools.wraps(init)
+    def call(self: object, *args: Any, **kwargs: Any) -> None:
+        known = _keywords(init) if kwargs else {}
+        for name in kwargs:
+            if name not in known:
+                raise unknown_keyword(type(self).__name__, name, known)
+        init(self, *args, **kwargs)
+
+    return cast(CallT, call)
+
+
+def unknown_keyword(what: str, name: str, known: Mapping[str, Any]) -> UnknownKeywordError:
+    """The error for a keyword that a class or function does not have.
+
+    ``known`` are its parameters with their types. If one of these is a struct, such as the options
+    of a client, its fields are suggested too.
+    """
+    inner = [
+        (parameter, struct, dict(field_types(struct)))
+        for parameter, hint in known.items()
+        for struct in (hint, *typing.get_args(hint))
+        if isinstance(struct, type) and issubclass(struct, msgspec.Struct)
+    ]
+    for find in (_same_name, _similar_name):
+        if found := find(name, known):
+            hint = f"did you mean {found}{_unit(known[found])}?"
+            break
+        for parameter, struct, fields in inner:
+            if found := find(name, fields):
+                hint = f"it belongs to the options: {parameter}={struct.__name__}({found}=...)"
+                return UnknownKeywordError(_unexpected(what, name), hint=hint)
+    else:
+        hint = f"known: {', '.join(sorted(known))}"
+    return UnknownKeywordError(_unexpected(what, name), hint=hint)
+
+
+def _unexpected(what: str, name: str) -> str:
+    return f"{what} got an unexpected keyword argument {name!r}"
+
+
+def _unit(hint: Any) -> str:
+    return ", in seconds" if timedelta in typing.get_args(hint) else ""
+
+
+def plain_name(name: str) -> str:
+    """A name without case and underscores: ``sendMsgTimeout`` is ``sendmsgtimeout``."""
+    return name.replace("_", "").lower()
+
+
+def _same_name(name: str, known: Iterable[str]) -> str | None:
+    """The parameter that has this name elsewhere."""
+    plain = plain_name(name)
+    wanted = plain_name(OTHER_NAMES.get(plain, plain))
+    return next((each for each in known if plain_name(each) == wanted), None)
+
+
+def _similar_name(name: str, known: Iterable[str]) -> str | None:
+    by_plain = {plain_name(each): each for each in known}
+    close = difflib.get_close_matches(plain_name(name), by_plain, 1, cutoff=0.75)
+    return by_plain[close[0]] if close else None
+
+
+@functools.lru_cache(maxsize=64)
+def _keywords(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """The keyword parameters of a function, those of a typed ``**`` included, with their types."""
+    hints = typing.get_type_hints(function)
+    found: dict[str, Any] = {}
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:  # without self
+        hint = hints.get(parameter.name, Any)
+        if parameter.kind is parameter.VAR_KEYWORD:
+            found |= typing.get_type_hints(typing.get_args(hint)[0])
+        else:
+            found[parameter.name] = hint
+    return found

@@ -22,12 +22,19 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
 from skylark.auth.signature import Credentials
-from skylark.client.core.argument_checks import check_fields, fits, refused, shown
+from skylark.client.core.argument_checks import (
+    check_fields,
+    field_types,
+    fits,
+    refused,
+    shown,
+    unknown_keyword,
+)
 from skylark.core.errors import ConfigError
 from skylark.core.metrics import Registry
 from skylark.core.names import NAMESRV_VARIABLES, Endpoint, resolve_namesrv
@@ -59,7 +66,20 @@ def in_seconds(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
+class _SuggestingMeta(msgspec.StructMeta):
+    """Makes structs whose constructor names the right keyword for a misspelt one."""
+
+    if not TYPE_CHECKING:  # type checkers know the fields, and check calls by them
+
+        def __call__(cls, *args, **kwargs):
+            known = dict(field_types(cls))
+            for name in kwargs:
+                if name not in known:
+                    raise unknown_keyword(cls.__name__, name, known)
+            return super().__call__(*args, **kwargs)
+
+
+class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, metaclass=_SuggestingMeta):
     """Settings that all clients share. Durations are seconds or timedeltas, and kept as seconds."""
 
     #: addresses, or a connection URL; else from SKYLARK_NAMESRV, NAMESRV_ADDR or

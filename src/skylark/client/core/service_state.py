@@ -15,7 +15,8 @@ import enum
 from types import TracebackType
 from typing import Self
 
-from skylark.core.errors import ClientStateError
+from skylark.client.core.argument_checks import suggests_keywords
+from skylark.core.errors import ClientStateError, ConfigError
 
 
 class ServiceState(enum.Enum):
@@ -32,6 +33,11 @@ class Startable(abc.ABC):
 
     __slots__ = ()
 
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = suggests_keywords(cls.__init__)  # type: ignore[method-assign]
+
     @abc.abstractmethod
     async def start(self) -> None:
         """Connect and start; once."""
@@ -41,7 +47,10 @@ class Startable(abc.ABC):
         """Stop in order; a second call does nothing."""
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except ConfigError as error:  # it is about the caller's arguments: our frames do not help
+            raise error.with_traceback(None) from error.__cause__
         return self
 
     async def __aexit__(

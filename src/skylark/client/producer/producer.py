@@ -12,7 +12,7 @@ Ways to send, and what they do about failures (:mod:`skylark.client.producer.sen
 
 =============  ==================================  ==========================================
 ``send``       waits for the result                tries other brokers
-``submit``     a future has the result             tries others if no response comes
+``submit``     a future has the result             others if a broker is busy or silent
 ``send_batch`` many messages, one request          as ``send``
 ``send_oneway``  no result                         raises only errors on this side
 =============  ==================================  ==========================================
@@ -35,7 +35,7 @@ from collections.abc import Coroutine, Sequence
 from datetime import datetime
 from typing import Any, TypeVar, Unpack
 
-from skylark.client.core.argument_checks import check_function, checks_call, settings_of
+from skylark.client.core.argument_checks import check_function, checks_call
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_message import Message, MessageExt, SendResult
 from skylark.client.core.client_options import (
@@ -106,7 +106,7 @@ class Producer(Startable):
         check_group(group)
         self.group = group
         self.options = given_options(options)
-        self.settings = settings_of(ProducerSettings, in_seconds(settings))
+        self.settings = ProducerSettings(**in_seconds(settings))
         self.state = ServiceState.CREATE_JUST
         self._hooks = check_hooks(hooks)
         self._listener = transaction_listener
@@ -406,7 +406,7 @@ class Producer(Startable):
         if queue is not None:
             if queue.topic != message.topic:
                 raise ClientError(
-                    f"message's topic not equal mq's topic: {message.topic}, {queue.topic}"
+                    f"the message is for topic {message.topic}, the queue is of {queue.topic}"
                 )
             queue = sender.namespace.wrap_queue(queue)
         elif selector is not None:
@@ -491,7 +491,8 @@ class Producer(Startable):
         parts = self._use()
         if self._listener is None:
             raise ClientError(
-                "TransactionListener is null", hint="give transaction_listener to the producer"
+                "the producer has no transaction_listener",
+                hint="Producer(group, options, transaction_listener=...)",
             )
         timeout_s = self._timeout_s(timeout)
         return await parts.transactions.run(message, arg, self._listener.execute, timeout_s)

@@ -40,6 +40,7 @@ from skylark.wire.message import MessageRecord, inflate_record, pack_host
 
 logger = logging.getLogger(__name__)
 
+_NO_REQUEST: Final = "only messages that a producer sent with request() can be"
 _NO_HOST: Final = pack_host("0.0.0.0", 0)  # noqa: S104 - a placeholder, nothing listens there
 
 
@@ -95,7 +96,7 @@ class Requests:
             return await self._clock.wait_for(reply, left_s)
         except TimeoutError as error:
             raise RequestReplyTimeoutError(
-                f"send request message to <{message.topic}> OK, but wait reply message timeout,"
+                f"the request was sent to topic {message.topic}, and no reply came within"
                 f" {timeout_s:g} s"
             ) from error
         finally:
@@ -117,7 +118,7 @@ class Requests:
             await self._sender.send(state, parcel, SendMode.ASYNC, timeout_s, began)
         except SkylarkError as error:
             raise ClientError(
-                f"send request message to <{topic}> fail: {error}",
+                f"the request could not be sent to topic {topic}: {error}",
                 response_code=getattr(error, "response_code", None),
             ) from error
 
@@ -161,7 +162,7 @@ def reply_address(request: MessageExt) -> tuple[str, dict[str, str]]:
     cluster = properties.get(names.PROPERTY_CLUSTER)
     if not cluster:
         raise CannotReplyError(
-            "create reply message fail, requestMessage error, property[CLUSTER] is null."
+            "the message cannot be answered: it has no property CLUSTER", hint=_NO_REQUEST
         )
     extra = {names.PROPERTY_MSG_TYPE: REPLY_TYPE}
     for name in (
@@ -172,7 +173,7 @@ def reply_address(request: MessageExt) -> tuple[str, dict[str, str]]:
         value = properties.get(name)
         if value is None and name != names.PROPERTY_TTL:
             raise CannotReplyError(
-                f"create reply message fail, the message is no request: it has no {name}"
+                f"the message cannot be answered: it has no property {name}", hint=_NO_REQUEST
             )
         if value is not None:
             extra[name] = value

@@ -133,9 +133,9 @@ def apply_selector(
     try:
         queue = selector(queues, message, arg)
     except Exception as error:
-        raise ClientError(f"select message queue threw exception: {error!r}") from error
+        raise ClientError(f"the selector failed: {error!r}") from error
     if queue is None:
-        raise ClientError("select message queue return null", hint="a selector must return a queue")
+        raise ClientError("the selector returned None", hint="a selector must return a queue")
     if not isinstance(queue, MessageQueue):
         raise ClientError(f"a selector returned {type(queue).__name__}, not a MessageQueue")
     return queue

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, TypedDict
 
-from skylark.client.core.argument_checks import describe, refused
+from skylark.client.core.argument_checks import describe, refused, unknown_keyword
 from skylark.client.core.client_options import Duration, seconds
 from skylark.client.producer.queue_selector import Selector, ShardKey
 from skylark.core.errors import ClientError, InvalidMessageError
@@ -57,7 +57,7 @@ def check_keywords(how: SendKeywords) -> None:
     for name, value in how.items():
         kinds = _KINDS.get(name)
         if kinds is None:
-            raise TypeError(f"got an unexpected keyword argument {name!r}")
+            raise unknown_keyword("a send", name, _KINDS)
         if value is not None and not isinstance(value, kinds):
             raise refused(name, value, " or ".join(describe(kind) for kind in kinds))
 

@@ -108,7 +108,7 @@ CONSTRUCTORS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
         "Producer",
         ("g",),
         {"send_timout": 3},
-        "no setting 'send_timout': did you mean send_timeout?",
+        "unexpected keyword argument 'send_timout': did you mean send_timeout, in seconds?",
     ),
     ("Producer", ("g",), {"hooks": 5}, "hooks must be a list of objects, not 5"),
     ("Producer", ("g",), {"transaction_listener": 5}, "transaction_listener 5 has no method"),

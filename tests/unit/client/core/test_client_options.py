@@ -38,7 +38,7 @@ def test_name_servers_come_from_the_options_or_the_environment() -> None:
     assert listed.namesrv == (Address("a", 1), Address("b", 2))
     found = ClientOptions().endpoint({"NAMESRV_ADDR": "c:3"})
     assert (found.namesrv, found.source) == ((Address("c", 3),), "NAMESRV_ADDR")
-    with pytest.raises(ConfigError, match="no name server is known"):
+    with pytest.raises(ConfigError, match="no name server is given"):
         ClientOptions().endpoint({})
 
 

@@ -130,10 +130,10 @@ def test_selectors() -> None:
     assert select_by_hash(four, message, "order-1") == four[2]
     assert {select_randomly(four, message, None) for _ in range(100)} == set(four)
     assert apply_selector(lambda q, m, arg: q[arg], four, message, 3) == four[3]
-    with pytest.raises(ClientError, match="threw exception: IndexError") as raised:
+    with pytest.raises(ClientError, match="the selector failed: IndexError") as raised:
         apply_selector(lambda q, m, arg: q[arg], four, message, 9)
     assert isinstance(raised.value.__cause__, IndexError)
-    with pytest.raises(ClientError, match="return null"):
+    with pytest.raises(ClientError, match="the selector returned None"):
         apply_selector(lambda q, m, arg: None, four, message, None)
     with pytest.raises(ClientError, match="returned int"):
         apply_selector(lambda q, m, arg: 1, four, message, None)  # type: ignore[arg-type, return-value]

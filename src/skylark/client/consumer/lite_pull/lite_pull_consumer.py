@@ -45,7 +45,7 @@ from skylark.client.consumer.pull_consumer_base import (
 from skylark.client.consumer.push.push_settings import QueueListener
 from skylark.client.consumer.rebalance import Settled
 from skylark.client.consumer.subscription import Subscription, make_subscription
-from skylark.client.core.argument_checks import checks_arguments, settings_of
+from skylark.client.core.argument_checks import checks_arguments
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.client_options import ClientOptions, Duration, in_seconds, seconds
 from skylark.client.core.client_runtime import ClientRuntime
@@ -88,7 +88,7 @@ class LitePullConsumer(PullClient):
         consumer does not know when they are consumed.
         """
         super().__init__(group, options, hooks, runtime)
-        self.settings = settings_of(LitePullSettings, in_seconds(settings))
+        self.settings = LitePullSettings(**in_seconds(settings))
         self._tracer: TraceDispatcher | None = None
         self._mode: str | None = None
         self._subscriptions: dict[str, tuple[str | None, str | None]] = {}

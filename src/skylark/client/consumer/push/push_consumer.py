@@ -61,7 +61,7 @@ from skylark.client.consumer.subscription import (
     make_subscription,
     retry_subscription,
 )
-from skylark.client.core.argument_checks import checks_arguments, settings_of
+from skylark.client.core.argument_checks import checks_arguments
 from skylark.client.core.client_options import ClientOptions, given_options
 from skylark.client.core.client_runtime import ClientRuntime, runtime_of
 from skylark.client.core.instance_registry import acquire_instance
@@ -100,7 +100,7 @@ class PushConsumer(Startable, HandlerSubscriptions):
         check_group(group)
         self.group = group
         self.options = given_options(options)
-        self.settings = settings_of(PushSettings, settings)
+        self.settings = PushSettings(**settings)
         self.client_id = self._new_client_id()
         self.state = ServiceState.CREATE_JUST
         self._hooks = check_hooks(hooks)
