@@ -75,6 +75,12 @@ EXPECTED: dict[str, str] = {
         B-2: open > deposit > withdraw > close
         C-3: open > deposit > withdraw > close
         """,
+    "json_values": """
+        Ada arrives on 24 December
+        as JSON: {'guest': 'Ada', 'arrival': '2026-12-24'}
+        Grace arrives on 31 December
+        as JSON: {'guest': 'Grace', 'arrival': '2026-12-31'}
+        """,
     "lite_pull": """
         loaded 100 readings, the highest is 99
         read again: True

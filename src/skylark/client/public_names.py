@@ -34,6 +34,12 @@ from skylark.client.core.hooks import (
     SendContext,
     SendHook,
 )
+from skylark.client.core.serializers import (
+    json_deserializer,
+    json_serializer,
+    msgpack_deserializer,
+    msgpack_serializer,
+)
 from skylark.client.core.service_state import ServiceState
 from skylark.client.errors import Missing, MissingError, UndecodableError
 from skylark.client.metrics import default_registry
@@ -140,6 +146,10 @@ __all__ = [
     "TxState",
     "UndecodableError",
     "default_registry",
+    "json_deserializer",
+    "json_serializer",
+    "msgpack_deserializer",
+    "msgpack_serializer",
     "select_by_hash",
     "select_randomly",
 ]

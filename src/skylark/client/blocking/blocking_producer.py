@@ -88,6 +88,7 @@ class Producer(BlockingClient[aio.Producer]):
 
     def send(self, message: Message, **how: Unpack[SendKeywords]) -> SendResult:
         """Send and wait until it is stored."""
+        message = self._client._serialized(message)
         if how:
             how = self._select(message, how)
         return self._run(self._client.send(message, **how))
@@ -103,6 +104,7 @@ class Producer(BlockingClient[aio.Producer]):
         if parts is None:
             raise ClientStateError(f"producer {self.group} was stopped")
         began = parts.clock.monotonic()
+        message = self._client._serialized(message)
         if how:
             how = self._select(message, how)
         timeout = how.get("timeout")
@@ -151,13 +153,14 @@ class Producer(BlockingClient[aio.Producer]):
         self, messages: Sequence[Message], **how: Unpack[SendKeywords]
     ) -> list[SendResult]:
         """Send messages of one topic in one request to one queue; returns their results."""
-        messages = tuple(messages)
+        messages = tuple(map(self._client._serialized, messages))
         if messages:
             how = self._select(messages[0], how)
         return self._run(self._client.send_batch(messages, **how))
 
     def send_oneway(self, message: Message, **how: Unpack[SendKeywords]) -> None:
         """Send a message without a response; returns when a connection has accepted it."""
+        message = self._client._serialized(message)
         self._run(self._client.send_oneway(message, **self._select(message, how)))
 
     def flush(self) -> None:
@@ -205,7 +208,7 @@ class Producer(BlockingClient[aio.Producer]):
         timeout: Duration | None = None,
     ) -> Transaction:
         """``with``: commits the message if the block does not raise; see Transaction."""
-        loop_thread = self._started()
+        loop_thread, message = self._started(), self._client._serialized(message)
         begin = partial(
             self._client.transaction, message, delay=delay, deliver_at=deliver_at, timeout=timeout
         )

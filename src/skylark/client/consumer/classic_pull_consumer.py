@@ -45,13 +45,13 @@ from skylark.client.core.argument_checks import (
     fits,
     refuse_generator,
     refused,
-    settings_of,
 )
 from skylark.client.core.client_message import MessageExt
-from skylark.client.core.client_options import ClientOptions, Duration, seconds
+from skylark.client.core.client_options import ClientOptions, Duration, in_seconds, seconds
 from skylark.client.core.client_runtime import ClientRuntime
 from skylark.client.core.hooks import call_hooks, hook_methods
 from skylark.client.core.route_cache import MASTER_ID
+from skylark.client.core.serializers import Deserializer
 from skylark.client.core.service_state import (
     ServiceState,
     Startable,
@@ -81,6 +81,8 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: retries before a message that is sent back becomes a dead letter
     max_reconsume_times: int = RECONSUME_TIMES_MAX
     offset_folder: Path | None = None  #: where broadcasting consumers save their offsets
+    #: makes ``message.value`` of a body, at its first use
+    value_deserializer: Deserializer | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -102,6 +104,7 @@ class PullKeywords(TypedDict, total=False):
     allocation: Allocation | None
     max_reconsume_times: int
     offset_folder: Path | None
+    value_deserializer: Deserializer | None
 
 
 @checks_arguments
@@ -122,10 +125,10 @@ class PullConsumer(PullClient):
         ``hooks``: see ConsumeHook and FilterHook in :mod:`skylark.client.core.hooks`. As in Java
         there is no trace, because this consumer does not know when a message is consumed.
         """
-        super().__init__(group, options, hooks, runtime)
         if settings.get("allocation") is None:
             settings["allocation"] = Averagely()
-        self.settings = settings_of(PullSettings, settings)
+        self.settings = PullSettings(**in_seconds(settings))
+        super().__init__(group, options, hooks, runtime, self.settings.value_deserializer)
         self._filters = hook_methods(self._hooks, "filter_messages")
         self._listeners: dict[str, list[QueueListener]] = {}
 

@@ -38,6 +38,7 @@ from skylark.client.core.control_loop import Handover
 from skylark.client.core.hooks import ConsumeContext, ConsumeHooks
 from skylark.client.core.instance_registry import acquire_instance
 from skylark.client.core.route_cache import no_route
+from skylark.client.core.serializers import Deserializer, deserializing_hooks
 from skylark.client.core.service_state import ServiceState, Startable, require_running
 from skylark.client.core.validation import check_group, check_hooks, check_topic
 from skylark.core.errors import SkylarkError
@@ -278,12 +279,13 @@ class PullClient(Startable, QueueEvents):
         options: ClientOptions | None,
         hooks: Sequence[object],
         runtime: ClientRuntime | None,
+        value_deserializer: Deserializer | None,
     ) -> None:
         check_group(group)
         self.group = group
         self.options = given_options(options)
         self.state = ServiceState.CREATE_JUST
-        self._hooks = check_hooks(hooks)
+        self._hooks = (*deserializing_hooks(value_deserializer), *check_hooks(hooks))
         self._consume_hooks = ConsumeHooks(self._hooks)
         self._runtime = runtime_of(self.options, runtime)
         self._stopping: asyncio.Task[None] | None = None

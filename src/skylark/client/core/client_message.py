@@ -11,10 +11,11 @@ Counterpart of Java's ``Message``, ``MessageExt``, ``SendResult`` and ``MessageQ
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, TypeVar, overload
 
 import msgspec
 
@@ -25,20 +26,23 @@ from skylark.wire import properties as names
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.message import MessageRecord, format_host, inflate_record
 
+T = TypeVar("T")
+
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 KEY_SEPARATOR: Final = " "
 
 
-class Message(msgspec.Struct, frozen=True, gc=False):
-    """A message to send."""
+class Message(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True):
+    """A message to send: with a body, or with a value for the producer's ``value_serializer``."""
 
     topic: str
-    body: bytes
+    body: bytes = b""
     tag: str | None = None
     keys: Sequence[str] = ()  #: words by which ``skylark message query`` finds it
     properties: Mapping[str, str] = _NOTHING
     flag: int = 0
     wait_store_ok: bool = True  #: wait until disk and replicas have it, where the broker does so
+    value: Any = msgspec.UNSET  #: instead of a body: what ``value_serializer`` makes one of
 
     def __hash__(self) -> int:
         # Keys and properties may be lists and dicts; equal messages have these in common anyway.
@@ -142,7 +146,9 @@ class DeadLetter(SkylarkError):
 class MessageExt:
     """A received message. Attributes are read-only; ``record`` is what the broker sent."""
 
-    __slots__ = ("_inflated", "_topic", "broker_name", "record")
+    __slots__ = ("_deserialize", "_inflated", "_topic", "_value", "broker_name", "record")
+    _deserialize: Callable[[bytes], Any]  # set only where a consumer has a value_deserializer
+    _value: Any  # set at the first use
 
     def __init__(self, record: MessageRecord, broker_name: str, topic: str | None = None) -> None:
         """``topic`` is the name to show, if it differs from the stored one (namespaces)."""
@@ -174,6 +180,37 @@ class MessageExt:
             inflate_record(self.record)
             self._inflated = True
         return self.record.body
+
+    @property
+    def value(self) -> Any:
+        """What the consumer's ``value_deserializer`` makes of the body; without one, the body.
+
+        Raises what that function raises.
+        """
+        try:
+            return self._value
+        except AttributeError:
+            deserialize = getattr(self, "_deserialize", None)
+        self._value = self.body if deserialize is None else deserialize(self.body)
+        return self._value
+
+    @overload
+    def json(self) -> Any: ...
+
+    @overload
+    def json(self, kind: type[T]) -> T: ...
+
+    def json(self, kind: Any = Any) -> Any:
+        """The body read as JSON: as dicts and lists, or as an object of a type.
+
+        Raises InvalidMessageError if it is something else.
+        """
+        try:
+            return json_decoder(kind).decode(self.body)
+        except msgspec.DecodeError as error:
+            raise InvalidMessageError(
+                f"the body of message {self.msg_id} is not the expected JSON: {error}"
+            ) from error
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -248,6 +285,18 @@ class MessageExt:
         if properties.get(names.PROPERTY_TRAN_MSG, "").lower() != "true":
             return None
         return properties.get(names.PROPERTY_UNIQ_KEY)
+
+
+def set_deserializer(messages: Iterable[MessageExt], deserialize: Callable[[bytes], Any]) -> None:
+    """Set the function that makes the values of received messages."""
+    for message in messages:
+        message._deserialize = deserialize
+
+
+@lru_cache(maxsize=256)
+def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """The decoder of a type; making one takes longer than most uses of it."""
+    return msgspec.json.Decoder(kind)
 
 
 def _time(time_ms: int) -> datetime:

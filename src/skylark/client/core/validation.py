@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
+from msgspec import UNSET
+
 from skylark.client.core.argument_checks import shown
 from skylark.client.core.client_message import Message, MessageExt
 from skylark.core.errors import ClientError, ConfigError, InvalidMessageError
@@ -90,6 +92,11 @@ def check_message(message: Message, size_max: int = MESSAGE_SIZE_MAX) -> None:
             hint="encode text: body.encode()",
         )
     if not 1 <= len(body) <= size_max:
+        if message.value is not UNSET:
+            raise InvalidMessageError(
+                "the message has a value, and the producer has no value_serializer",
+                hint="Producer(group, options, value_serializer=json_serializer)",
+            )
         if not body:
             raise InvalidMessageError("the message body length is zero")
         raise InvalidMessageError(

@@ -48,6 +48,7 @@ from skylark.client.core.client_options import (
 from skylark.client.core.client_runtime import ClientRuntime
 from skylark.client.core.instance_registry import acquire_instance
 from skylark.client.core.permits import Permits
+from skylark.client.core.serializers import serialized
 from skylark.client.core.service_state import (
     ServiceState,
     Startable,
@@ -108,6 +109,7 @@ class Producer(Startable):
         self.options = given_options(options)
         self.settings = ProducerSettings(**in_seconds(settings))
         self.state = ServiceState.CREATE_JUST
+        self._serialize = self.settings.value_serializer
         self._hooks = check_hooks(hooks)
         self._listener = transaction_listener
         self._checker: Checker | None = None
@@ -205,6 +207,8 @@ class Producer(Startable):
         message may be stored anyway.
         """
         parts = self._use()
+        if self._serialize is not None:
+            message = self._serialized(message)
         if self._spans is None:
             return await self._send(parts, message, how)
         with self._spans.sending(message) as sending:
@@ -249,7 +253,7 @@ class Producer(Startable):
         Waits only while too many messages are in flight (``pending_max``,
         ``pending_bytes_max``); raises TooManyRequestsError if that lasts longer than the timeout.
         """
-        return await self._submit_in_span(self._use(), message, how)
+        return await self._submit_in_span(self._use(), self._serialized(message), how)
 
     async def _submit_in_span(
         self,
@@ -325,7 +329,7 @@ class Producer(Startable):
         ``wait_store_ok``, no delay, no retry topic, and fit into ``max_message_size``.
         """
         parts = self._use()
-        messages = checked_messages(messages)
+        messages = tuple(map(self._serialized, checked_messages(messages)))
         if not messages:
             raise InvalidMessageError("a batch without messages")
         if self._spans is None:
@@ -361,7 +365,7 @@ class Producer(Startable):
 
     async def send_oneway(self, message: Message, **how: Unpack[SendKeywords]) -> None:
         """Send a message without a response; returns when a connection has accepted it."""
-        parts = self._use()
+        parts, message = self._use(), self._serialized(message)
         if self._spans is None:
             await self._send_oneway(parts, message, how)
             return
@@ -373,6 +377,10 @@ class Producer(Startable):
         queue, shard, delay, timeout_s = await self._resolve(parts, state, message, how)
         parcel = await parts.sender.parcel(message, with_shard(delay, shard))
         await parts.sender.send_oneway(state, parcel, timeout_s, queue)
+
+    def _serialized(self, message: Message) -> Message:
+        """The message with its value as the body, where there is a ``value_serializer``."""
+        return message if self._serialize is None else serialized(message, self._serialize)
 
     async def flush(self) -> None:
         """Send what waits for a batch, and wait until no message is in flight."""
@@ -477,7 +485,7 @@ class Producer(Startable):
         parts = self._use()
         times = delay_properties({"delay": delay, "deliver_at": deliver_at})
         timeout_s = self._timeout_s(timeout)
-        return Transaction(parts.transactions, message, timeout_s, times)
+        return Transaction(parts.transactions, self._serialized(message), timeout_s, times)
 
     @checks_call
     async def send_in_transaction(
@@ -495,6 +503,7 @@ class Producer(Startable):
                 hint="Producer(group, options, transaction_listener=...)",
             )
         timeout_s = self._timeout_s(timeout)
+        message = self._serialized(message)
         return await parts.transactions.run(message, arg, self._listener.execute, timeout_s)
 
     # ---- request and reply -----------------------------------------------------------------------
@@ -511,6 +520,7 @@ class Producer(Startable):
         Raises RequestReplyTimeoutError if no reply came, ClientError if it could not be sent.
         """
         timeout_s, requests = self._timeout_s(timeout), self._use().requests
+        message = self._serialized(message)
         if self._spans is None:
             return await requests.request(message, timeout_s)
         with self._spans.sending(message) as sending:

@@ -17,6 +17,7 @@ import msgspec
 from skylark.client.core.argument_checks import check_fields
 from skylark.client.core.client_options import Duration
 from skylark.client.core.route_cache import DEFAULT_QUEUE_COUNT
+from skylark.client.core.serializers import Serializer
 from skylark.client.core.validation import MESSAGE_SIZE_MAX
 from skylark.client.producer.send_accumulator import SIZE_MAX
 from skylark.client.producer.send_request import COMPRESS_OVER, COMPRESSION_KINDS
@@ -65,6 +66,7 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
     batch_size_max: int = SIZE_MAX  #: batchMaxBytes: size of a batch
     pending_max: int = 8_192  #: backPressureForAsyncSendNum: messages in flight, then sends wait
     pending_bytes_max: int = 100 * 1024 * 1024  #: backPressureForAsyncSendSize: bytes of them
+    value_serializer: Serializer | None = None  #: makes the bodies of messages that have a value
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -104,6 +106,7 @@ class ProducerKeywords(TypedDict, total=False):
     batch_size_max: int
     pending_max: int
     pending_bytes_max: int
+    value_serializer: Serializer | None
 
 
 def _require(settings: ProducerSettings, name: str, is_so: bool, rule: str) -> None:

@@ -87,8 +87,8 @@ class LitePullConsumer(PullClient):
         Consume hooks and traces count messages as consumed when they are handed out, because the
         consumer does not know when they are consumed.
         """
-        super().__init__(group, options, hooks, runtime)
         self.settings = LitePullSettings(**in_seconds(settings))
+        super().__init__(group, options, hooks, runtime, self.settings.value_deserializer)
         self._tracer: TraceDispatcher | None = None
         self._mode: str | None = None
         self._subscriptions: dict[str, tuple[str | None, str | None]] = {}

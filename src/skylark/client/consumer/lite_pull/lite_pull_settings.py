@@ -18,6 +18,7 @@ from skylark.client.consumer.allocation import Allocation, Averagely
 from skylark.client.consumer.start_position import consume_timestamp, parse_consume_timestamp
 from skylark.client.core.argument_checks import check_fields
 from skylark.client.core.client_options import Duration
+from skylark.client.core.serializers import Deserializer
 from skylark.core.errors import ConfigError
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere, MessageModel
 
@@ -49,6 +50,8 @@ class LitePullSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: allocateMessageQueueStrategy: how queues are shared; all members must use the same
     allocation: Allocation = Averagely()
     offset_folder: Path | None = None  #: where broadcasting consumers save their offsets
+    #: makes ``message.value`` of a body, at its first use
+    value_deserializer: Deserializer | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -106,3 +109,4 @@ class LitePullKeywords(TypedDict, total=False):
     message_model: MessageModel
     allocation: Allocation
     offset_folder: Path | None
+    value_deserializer: Deserializer | None

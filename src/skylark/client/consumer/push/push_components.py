@@ -40,6 +40,7 @@ from skylark.client.consumer.rebalance_executor import RebalanceExecutor, announ
 from skylark.client.consumer.start_position import parse_consume_timestamp, start_position
 from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_instance import ClientInstance
+from skylark.client.core.client_message import set_deserializer
 from skylark.client.core.client_options import seconds
 from skylark.core.errors import ClientError
 from skylark.core.lifecycle import Tasks
@@ -221,6 +222,8 @@ class PushParts:
 
     async def _consume_directly(self, record: MessageRecord, broker_name: str | None) -> Any:
         message = received(record, broker_name, self.instance.namespace.unwrap)
+        if (deserialize := self._setup.settings.value_deserializer) is not None:
+            set_deserializer((message,), deserialize)
         binding = self._setup.bindings.get(message.topic)
         if binding is None:
             raise ClientError(f"no handler for topic {message.topic}")

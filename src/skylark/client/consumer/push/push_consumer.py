@@ -66,6 +66,7 @@ from skylark.client.core.client_options import ClientOptions, given_options
 from skylark.client.core.client_runtime import ClientRuntime, runtime_of
 from skylark.client.core.instance_registry import acquire_instance
 from skylark.client.core.namespace import Namespace
+from skylark.client.core.serializers import deserializing_hooks
 from skylark.client.core.service_state import ServiceState, Startable, require_new, require_running
 from skylark.client.core.shutdown_signals import call_on_signal
 from skylark.client.core.validation import check_group, check_hooks, check_topic
@@ -103,7 +104,10 @@ class PushConsumer(Startable, HandlerSubscriptions):
         self.settings = PushSettings(**settings)
         self.client_id = self._new_client_id()
         self.state = ServiceState.CREATE_JUST
-        self._hooks = check_hooks(hooks)
+        self._hooks = (
+            *deserializing_hooks(self.settings.value_deserializer),
+            *check_hooks(hooks),
+        )
         self._runtime = runtime = runtime_of(self.options, runtime)
         self._pid = os.getpid()
         self._clock: Clock = LoopClock() if runtime is None else runtime.clock

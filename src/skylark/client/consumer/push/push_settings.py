@@ -22,6 +22,7 @@ from skylark.client.consumer.push import orderly_settlement as orderly
 from skylark.client.consumer.start_position import consume_timestamp, parse_consume_timestamp
 from skylark.client.core.argument_checks import check_fields
 from skylark.client.core.client_options import Duration, seconds
+from skylark.client.core.serializers import Deserializer
 from skylark.core.errors import ConfigError
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere, MessageModel
@@ -100,6 +101,8 @@ class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
     offset_folder: Path | None = None
     #: called with the queues of a topic when the share changes
     queue_listener: QueueListener | None = None
+    #: makes ``message.value`` of a body, at its first use
+    value_deserializer: Deserializer | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -168,6 +171,7 @@ class PushKeywords(TypedDict, total=False):
     await_termination: Duration
     offset_folder: Path | None
     queue_listener: QueueListener | None
+    value_deserializer: Deserializer | None
 
 
 def limit(value: int) -> int | None:
