@@ -225,6 +225,19 @@ class Session:
             )
         return found
 
+    async def brokers(
+        self, cluster: str | None = None, broker: str | None = None
+    ) -> dict[str, str]:
+        """As :meth:`masters`, and their slaves as ``name#id``; a broker by address is alone."""
+        info = await self.cluster_info()
+        found = {
+            name if broker_id == MASTER_ID else f"{name}#{broker_id}": address
+            for name, data in sorted(info.broker_addr_table.items())
+            if cluster in (None, data.cluster) and broker in (None, name)
+            for broker_id, address in sorted(data.broker_addrs.items())
+        }
+        return found or await self.masters(cluster, broker)
+
     async def broker(self, broker: str) -> tuple[str, str]:
         """Name and address of a broker: of the master with this name, or of any at this address.
 

@@ -8,6 +8,7 @@ updateNamesrvConfig, updateKvConfig, deleteKvConfig, wipeWritePerm, addWritePerm
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -33,6 +34,9 @@ from skylark.wire.headers.route import (
     WritePermOfBrokerRequestHeader,
 )
 
+#: Settings that a master and its slaves must not share.
+OWN_SETTINGS: Final = frozenset({"brokerId", "brokerRole"})
+
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one server, by their Java names."""
@@ -56,12 +60,15 @@ class Settings(Operations):
     # ---- brokers ---------------------------------------------------------------------------------
 
     async def brokers(
-        self, *, cluster: str | None = None, broker: str | None = None
+        self, *, cluster: str | None = None, broker: str | None = None, slaves: bool = True
     ) -> SettingsReport:
-        """The settings of all masters, those of a cluster, or one broker (26)."""
-        code = RequestCode.GET_BROKER_CONFIG
-        masters = await self._session.masters(cluster, broker)
-        return await _report(masters, code, self._session.call)
+        """The settings of all brokers, those of a cluster, or one broker (26).
+
+        A slave is the server ``name#id``; ``slaves=False`` leaves them out. A broker by name is the
+        master with its slaves, one by address is alone.
+        """
+        code, targets = RequestCode.GET_BROKER_CONFIG, await self._targets(cluster, broker, slaves)
+        return await _report(targets, code, self._session.call)
 
     async def set_brokers(
         self,
@@ -69,11 +76,13 @@ class Settings(Operations):
         *,
         cluster: str | None = None,
         broker: str | None = None,
+        slaves: bool = True,
     ) -> list[str]:
-        """Change settings of running brokers (25); returns the brokers.
+        """Change settings of running brokers (25); returns the brokers, as :meth:`brokers`.
 
-        Raises NoPermissionError for settings that cannot be changed, BrokerError,
-        PartialFailureError.
+        The role and the id of a broker (:data:`OWN_SETTINGS`) change on masters only, or on the one
+        broker given by its address. Raises NoPermissionError for settings that cannot be changed,
+        BrokerError, PartialFailureError.
         """
         session = self._session
         body = _body(changes)
@@ -83,7 +92,14 @@ class Settings(Operations):
             await session.call(address, request)
             return name
 
-        return list((await on_each(await session.masters(cluster, broker), put)).all())
+        slaves = slaves and not changes.keys() & OWN_SETTINGS
+        return list((await on_each(await self._targets(cluster, broker, slaves), put)).all())
+
+    async def _targets(
+        self, cluster: str | None, broker: str | None, slaves: bool
+    ) -> dict[str, str]:
+        find = self._session.brokers if slaves else self._session.masters
+        return await find(cluster, broker)
 
     # ---- name servers ----------------------------------------------------------------------------
 

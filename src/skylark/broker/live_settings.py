@@ -32,6 +32,7 @@ import msgspec
 from skylark.broker.config import BrokerConfig
 from skylark.core.config import (
     Scalar,
+    edit_properties,
     format_properties,
     parse_properties,
     settings,
@@ -103,7 +104,9 @@ class LiveSettings:
         #: Publishes the settings in force, after each change.
         self.changes: Subscribers[BrokerConfig] = Subscribers()
         self.version = DataVersion(timestamp=now_ms)
-        self._foreign = {key: (given or {})[key] for key in unknown_keys(BrokerConfig, given or ())}
+        self._given = dict(given or {})
+        # Keys that requests have changed; replaced as a whole, because a thread saves them.
+        self._changed: frozenset[str] = frozenset()
 
     def update(self, changes: str | bytes, now_ms: int) -> frozenset[str]:
         """Apply the properties text of request 25, all of it or nothing; returns its keys.
@@ -116,6 +119,7 @@ class LiveSettings:
         current = _with_start_values(stated, self.current)
         waiting = _changed_keys(current, stated) & texts.keys()
         self._stated, self.current = stated, current
+        self._changed |= texts.keys() - set(unknown_keys(BrokerConfig, texts))
         self.version = self.version.next(now_ms)
         logger.info("settings changed: %s", ", ".join(sorted(texts)))
         if waiting:
@@ -128,9 +132,16 @@ class LiveSettings:
         lines = sorted((to_mapping(self._stated) | FACTS).items())
         return "".join(f"{key}={value}\n" for key, value in lines)
 
-    def encode(self) -> bytes:
-        """The content of the settings file after a change."""
-        return format_properties(self._foreign | to_mapping(self._stated)).encode("ascii")
+    def edited(self, content: bytes | None) -> bytes:
+        """The content of the settings file with the changes; the rest of it stays as it is.
+
+        None: there is no file any more, then it gets what the broker was started with, too. Raises
+        ConfigError for a file that was made unreadable meanwhile.
+        """
+        text = format_properties(self._given) if content is None else content.decode("iso-8859-1")
+        stated = to_mapping(self._stated)
+        changes = {key: stated.get(key, "") for key in self._changed}  # empty: no value
+        return edit_properties(text, changes).encode("iso-8859-1")
 
 
 def _with_start_values(stated: BrokerConfig, started: BrokerConfig) -> BrokerConfig:

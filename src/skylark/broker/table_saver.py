@@ -32,11 +32,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from skylark.broker.live_settings import LiveSettings
 from skylark.core.clock import Clock, TimerHandle
-from skylark.core.errors import BrokerError, StoreError
+from skylark.core.errors import BrokerError, ConfigError, StoreError
 from skylark.core.lifecycle import Tasks
 from skylark.store import config_tables
 from skylark.store.config_files import ConfigFile, ConfigFiles
@@ -274,7 +275,7 @@ class TableSaver:
 
 
 class SettingsFile:
-    """The file that request 25 rewrites; without ``brokerConfigPath`` changes are in memory."""
+    """The file that request 25 edits; without ``brokerConfigPath`` changes are in memory."""
 
     def __init__(
         self, files: FileSystem, live: LiveSettings, *, in_thread: InThread = asyncio.to_thread
@@ -285,11 +286,15 @@ class SettingsFile:
         self._turn = asyncio.Lock()
 
     async def save(self) -> None:
-        """Write the settings in force; raises StoreError."""
+        """Write the changed settings; raises StoreError, or ConfigError for an invalid file."""
         path = self._live.current.broker_config_path
         if path is not None:
             async with self._turn:
-                await self._in_thread(self._files.write_atomic, path, self._live.encode())
+                await self._in_thread(self._edit, path)
+
+    def _edit(self, path: Path) -> None:
+        content = self._files.read_file(path) if self._files.exists(path) else None
+        self._files.write_atomic(path, self._live.edited(content))
 
 
 async def until_saved(*tables: SavedTable[Any]) -> None:
@@ -301,6 +306,6 @@ async def until_saved(*tables: SavedTable[Any]) -> None:
         raise not_saved(error) from error
 
 
-def not_saved(error: StoreError) -> BrokerError:
+def not_saved(error: StoreError | ConfigError) -> BrokerError:
     """The reply to a change that was made in memory only; the saver has logged the cause."""
     return BrokerError(f"the change holds until restart, it could not be saved: {error}")

@@ -173,9 +173,15 @@ def set_config(
     name_servers: bool,
     yes: bool,
 ) -> None:
-    """Change settings of running servers; shows the current values first."""
+    """Change settings of running servers, slaves too; shows the current values first.
+
+    A slave is shown as NAME#ID. A settings file gets the changed lines only.
+    """
+    from skylark.admin.server_settings import OWN_SETTINGS
+
     wanted = dict(key_value(text, "KEY=VALUE") for text in changes)
-    before = _read(cluster, broker, name_servers=name_servers)
+    slaves = not wanted.keys() & OWN_SETTINGS
+    before = _read(cluster, broker, name_servers=name_servers, slaves=slaves)
     _require_known(before, tuple(wanted))
     rows = [
         {"server": each.server, "key": key, "old": each.settings.get(key), "new": value}
@@ -196,6 +202,8 @@ def set_config(
         context.output.rows(("server", "key", "old", "new"), rows)
     context.output.info(f"changed on {', '.join(done)}")
     if not name_servers:
+        if not slaves:
+            context.output.info(f"slaves keep their {', '.join(sorted(OWN_SETTINGS))}")
         from skylark.broker.live_settings import READ_AT_START
 
         if waiting := sorted(READ_AT_START & wanted.keys()):
@@ -205,7 +213,9 @@ def set_config(
             )
 
 
-def _read(cluster: str | None, broker: str | None, *, name_servers: bool) -> SettingsReport:
+def _read(
+    cluster: str | None, broker: str | None, *, name_servers: bool, slaves: bool = True
+) -> SettingsReport:
     """The settings of the servers that the options name."""
     if name_servers and (cluster, broker) != (None, None):
         raise click.UsageError(
@@ -215,7 +225,7 @@ def _read(cluster: str | None, broker: str | None, *, name_servers: bool) -> Set
     async def settings(admin: Admin) -> SettingsReport:
         if name_servers:
             return await admin.settings.name_servers()
-        return await admin.settings.brokers(cluster=cluster, broker=broker)
+        return await admin.settings.brokers(cluster=cluster, broker=broker, slaves=slaves)
 
     return call_admin(settings)
 

@@ -52,6 +52,7 @@ TEXT_SIZE_MAX: Final = 1 << 20
 
 _BLANKS: Final = " \t\f"
 _LINE_END: Final = re.compile(r"\r\n|\r|\n")
+_WHOLE_LINE: Final = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _KEY_VALUE: Final = re.compile(
     r"(?P<key>(?:\\.|[^\\=: \t\f])*)[ \t\f]*(?:[=:][ \t\f]*)?(?P<value>.*)", re.DOTALL
 )
@@ -94,7 +95,7 @@ def parse_properties(text: str | bytes) -> dict[str, str]:
     if isinstance(text, bytes):
         text = text.decode("iso-8859-1")
     properties: dict[str, str] = {}
-    for line_number, line in _logical_lines(text):
+    for line_number, _, line in _logical_lines(text):
         match = _KEY_VALUE.fullmatch(line)
         assert match is not None, "the pattern matches every line"
         try:
@@ -112,8 +113,31 @@ def format_properties(properties: Mapping[str, str]) -> str:
     )
 
 
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines without comments and with continuations joined, each with its first line number."""
+def edit_properties(text: str, changes: Mapping[str, str]) -> str:
+    """The same properties text with other values; comments and all other lines stay as they are.
+
+    Keys that it does not have follow at the end. Raises ConfigError as :func:`parse_properties`.
+    """
+    parse_properties(text)
+    lines = _WHOLE_LINE.findall(text)
+    left = dict(changes)
+    for first, last, line in reversed(list(_logical_lines(text))):  # the last of equal keys counts
+        match = _KEY_VALUE.fullmatch(line)
+        assert match is not None, "the pattern matches every line"
+        key = _unescape(match["key"])
+        value = left.pop(key, None)
+        if value is not None and value != _unescape(match["value"]):
+            lines[first - 1 : last] = [format_properties({key: value})]
+    text = "".join(lines)
+    if left and text:
+        line = text.rstrip("\r\n")
+        is_continued = (len(line) - len(line.rstrip("\\"))) % 2  # an empty line ends that
+        text += "\n" * ((line == text) + is_continued)
+    return text + format_properties(left)
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, int, str]]:
+    """Lines without comments and with continuations joined, each with its first and last number."""
     lines = _LINE_END.split(text)
     if not lines[-1]:
         lines.pop()  # what follows the last line end is not a line
@@ -129,12 +153,12 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
                 continue
             first_number = number
         if not continues:
-            yield first_number, "".join(pieces) + piece
+            yield first_number, number, "".join(pieces) + piece
             pieces.clear()
         elif len(piece) > 1:
             pieces.append(piece[:-1])
     if continues:
-        yield first_number, "".join(pieces)
+        yield first_number, len(lines), "".join(pieces)
 
 
 def _unescape(text: str) -> str:

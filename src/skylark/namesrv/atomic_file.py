@@ -1,4 +1,4 @@
-"""Atomic files: the KV table and the settings of the name server, rewritten as a whole.
+"""Atomic files: the KV table and the settings of the name server, replaced as a whole.
 
 :func:`replace_file` writes a new file beside the old one, syncs it and renames it over the old
 one, so a crash leaves either the old or the new content. The old content is kept as ``.bak``, as in
@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from skylark.core.config import TEXT_SIZE_MAX, edit_properties
 
 #: Replaces the content of a file atomically; may raise OSError.
 ReplaceFile = Callable[[Path, bytes], None]
@@ -62,3 +64,13 @@ class SavedFile:
             return
         async with self._turn:
             await asyncio.to_thread(self._replace, self._path, encode())
+
+    async def edit(self, changes: Mapping[str, str]) -> None:
+        """Change settings in the file and leave the rest as it is; raises OSError, ConfigError."""
+        if self._path is not None:
+            async with self._turn:
+                await asyncio.to_thread(self._edit, self._path, changes)
+
+    def _edit(self, path: Path, changes: Mapping[str, str]) -> None:
+        content = (read_file(path, TEXT_SIZE_MAX) or b"").decode("iso-8859-1")
+        self._replace(path, edit_properties(content, changes).encode("iso-8859-1"))

@@ -12,7 +12,7 @@ map is present even if it is empty, also in a refusal. Counterpart of Java's
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable
 from typing import Final
 
 from skylark.core import config as settings
@@ -71,6 +71,7 @@ class NamesrvHandlers:
         self._clock = clock
         self._kv_file = kv_file
         self._config_file = config_file
+        self._changed: set[str] = set()  # settings that requests have changed
         self._started_at = clock.monotonic()
 
     def start_waiting(self) -> None:
@@ -286,14 +287,14 @@ class NamesrvHandlers:
         header = decode_ext(headers.PutKVConfigRequestHeader, request.ext)
         self._kv.put(header.namespace, header.key, header.value)
         logger.info("%r puts %s in KV namespace %s", connection, header.key, header.namespace)
-        return await _saved(request, self._kv_file, self._kv.encode)
+        return await _saved(request, self._kv_file.save(self._kv.encode))
 
     async def delete_kv(self, connection: Connection, request: Command) -> Command:
         """DELETE_KV_CONFIG (102)."""
         header = decode_ext(headers.KVKeyRequestHeader, request.ext)
         self._kv.delete(header.namespace, header.key)
         logger.info("%r deletes %s of KV namespace %s", connection, header.key, header.namespace)
-        return await _saved(request, self._kv_file, self._kv.encode)
+        return await _saved(request, self._kv_file.save(self._kv.encode))
 
     def get_kv(self, _connection: Connection, request: Command) -> Command:
         """GET_KV_CONFIG (101)."""
@@ -335,16 +336,16 @@ class NamesrvHandlers:
         logger.info("%r changes settings: %s", connection, request.body)
         self.config = config
         self._tables.reconfigure(config)
-        return await _saved(request, self._config_file, self._encode_config)
+        texts = settings.to_mapping(config)
+        self._changed |= settings.parse_properties(request.body).keys() & texts.keys()
+        changes = {key: texts[key] for key in self._changed}
+        return await _saved(request, self._config_file.edit(changes))
 
-    def _encode_config(self) -> bytes:
-        return settings.format_properties(settings.to_mapping(self.config)).encode()
 
-
-async def _saved(request: Command, file: SavedFile, encode: Callable[[], bytes]) -> Command:
+async def _saved(request: Command, saving: Awaitable[None]) -> Command:
     try:
-        await file.save(encode)
-    except OSError as error:
+        await saving
+    except (OSError, ConfigError) as error:
         logger.exception("a change of request %s holds, but only until restart", request.code)
         return response_to(
             request,

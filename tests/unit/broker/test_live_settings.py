@@ -92,7 +92,18 @@ def test_the_file_keeps_foreign_keys_that_are_never_shown(
         live = LiveSettings(load_broker_config(given), now_ms=NOW_MS, given=given)
     live.update("regionId=r2\n", NOW_MS)
     assert "initAuthenticationUser" not in live.text()
-    stored = parse_properties(live.encode())
-    assert (stored["initAuthenticationUser"], stored["regionId"]) == ("secret", "r2")
-    assert "transactionEndIdempotent" not in stored
-    assert load_broker_config(live.encode()) == live.current
+    assert parse_properties(live.edited(None)) == {**given, "regionId": "r2"}
+    assert load_broker_config(live.edited(None)) == live.current
+
+
+def test_the_file_keeps_its_lines_and_gets_no_defaults() -> None:
+    given = {"storePathRootDir": "store", "namesrvAddr": "n:1"}
+    content = b"# caf\xe9\nstorePathRootDir = store\nnamesrvAddr=n:1\n"
+    live = LiveSettings(load_broker_config(given), now_ms=NOW_MS, given=given)
+    assert live.edited(content) == content
+    live.update("regionId=r2\nunheardOf=1\n", NOW_MS)
+    live.update("fileReservedTime=48\nnamesrvAddr=\n", NOW_MS)
+    assert live.edited(content) == (
+        b"# caf\xe9\nstorePathRootDir = store\nnamesrvAddr=\nfileReservedTime=48\nregionId=r2\n"
+    )
+    assert load_broker_config(live.edited(content)) == live.current

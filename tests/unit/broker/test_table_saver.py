@@ -24,7 +24,7 @@ from skylark.broker.table_saver import (
 )
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.clock import LoopClock
-from skylark.core.errors import BrokerError, StoreError
+from skylark.core.errors import BrokerError, ConfigError, StoreError
 from skylark.store.config_files import (
     CONSUMER_FILTERS,
     CONSUMER_OFFSETS,
@@ -500,13 +500,31 @@ def settings_of(path: str) -> LiveSettings:
 
 async def test_changed_settings_are_there_after_a_restart(disk: FaultyFileSystem) -> None:
     live = settings_of("/broker.conf")
-    disk.install(Path("/broker.conf"), b"brokerName=b\n")
+    before = b"# ours\nstorePathRootDir=store\nbrokerName=b\n"
+    disk.install(Path("/broker.conf"), before)
     file = SettingsFile(disk, live)
     live.update("regionId=r2\n", NOW_MS)
     await file.save()
     disk = disk.power_loss()
-    assert load_broker_config(disk.read_file(Path("/broker.conf"))) == live.current
-    assert disk.read_file(Path("/broker.conf.bak")) == b"brokerName=b\n"
+    assert disk.read_file(Path("/broker.conf")) == before + b"regionId=r2\n"
+    assert disk.read_file(Path("/broker.conf.bak")) == before
+
+
+async def test_settings_are_edited_as_the_file_is_now(disk: FaultyFileSystem) -> None:
+    """An operator may have changed it, or removed it, since the broker started."""
+    live = settings_of("/broker.conf")
+    file = SettingsFile(disk, live)
+    live.update("regionId=r2\n", NOW_MS)
+    await file.save()
+    assert load_broker_config(disk.read_file(Path("/broker.conf"))).region_id == "r2"
+    assert b"storePathRootDir=store" in disk.read_file(Path("/broker.conf"))
+    disk.install(Path("/broker.conf"), b"maxMessageSize=9\n")
+    await file.save()
+    assert disk.read_file(Path("/broker.conf")) == b"maxMessageSize=9\nregionId=r2\n"
+    disk.install(Path("/broker.conf"), b"a=\\uZZZZ\n")
+    with pytest.raises(ConfigError):
+        await file.save()
+    assert disk.read_file(Path("/broker.conf")) == b"a=\\uZZZZ\n"
 
 
 async def test_without_a_file_settings_are_in_memory(disk: FaultyFileSystem) -> None:

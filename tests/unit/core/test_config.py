@@ -8,6 +8,8 @@ from typing import Annotated
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from skylark.core import config as config_module
 from skylark.core.config import (
@@ -15,6 +17,7 @@ from skylark.core.config import (
     InvalidConfigError,
     ReadOnlySettingError,
     Setting,
+    edit_properties,
     expand,
     format_properties,
     format_value,
@@ -365,3 +368,48 @@ def test_declaration_mistakes_are_found_at_first_use() -> None:
         settings(Unsupported)
     with pytest.raises(TypeError, match="Twice: declared twice: listenPort"):
         settings(Twice)
+
+
+# --- edited text ---
+
+CONF = """# our broker
+brokerName = a
+
+! retention, agreed with the team
+fileReservedTime=48
+storePathRootDir=/data/\\
+    store
+fileReservedTime: 72"""
+
+
+TEXTS = st.text(alphabet="ab=:# !\\\n\r\t1", max_size=60)
+WORDS = st.text(alphabet="ab1 =", min_size=1, max_size=2)
+
+
+def test_an_edit_keeps_everything_else_as_it_is() -> None:
+    edited = edit_properties(CONF, {"fileReservedTime": "96", "regionId": "r 2", "brokerName": "a"})
+    assert (
+        edited == CONF.replace("fileReservedTime: 72", "fileReservedTime=96") + "\nregionId=r 2\n"
+    )
+    assert parse_properties(edited) == {
+        **parse_properties(CONF), "fileReservedTime": "96", "regionId": "r 2",
+    }  # fmt: skip
+    assert edit_properties(CONF, {"storePathRootDir": "/x"}).splitlines()[5:] == [
+        "storePathRootDir=/x",
+        "fileReservedTime: 72",
+    ]
+    assert edit_properties("", {"b": "2", "a": "1"}) == "a=1\nb=2\n"
+    assert edit_properties("a=1", {"b": "2"}) == "a=1\nb=2\n"
+    assert edit_properties("a=1\\", {"b": "2"}) == "a=1\\\n\nb=2\n"
+    assert edit_properties("a=1\r\nb=2\r\n", {"a": "3"}) == "a=3\nb=2\r\n"
+
+
+@given(TEXTS, st.dictionaries(WORDS, WORDS, max_size=3))
+def test_an_edit_changes_only_what_it_should(text: str, changes: dict[str, str]) -> None:
+    before = parse_properties(text)
+    edited = edit_properties(text, changes)
+    after = parse_properties(edited)
+    for each in (before, after):
+        each.pop("", None)  # of a line that has only a backslash, at the end
+    assert after == before | changes
+    assert edit_properties(text, {key: before[key] for key in before}) == text

@@ -45,7 +45,7 @@ class SettingsHandlers(AdminHandlers):
             await self._broker.register_all()
         try:
             await self._broker.settings_file.save()
-        except StoreError as error:
+        except (ConfigError, StoreError) as error:
             logger.warning("cannot save the settings, they hold until restart: %s", error)
             raise not_saved(error) from error
         return success(request)

@@ -183,7 +183,7 @@ async def test_what_is_read_at_start_waits_for_the_next(
         caplog.clear()
         await change(world, traceOn="true", flushDiskType="ASYNC_FLUSH")
         assert caplog.messages == []
-        assert b"brokerName=broker-z\n" in world.context.live.encode()
+        assert b"brokerName=broker-z\n" in world.context.live.edited(b"")
 
 
 async def test_sends(tmp_path: Path) -> None:
