@@ -54,11 +54,12 @@ class OffsetStore(Protocol):
         """
 
     async def save(
-        self, queues: Collection[MessageQueue], *, wait: bool = False
+        self, queues: Collection[MessageQueue], *, wait: bool = False, changed: bool = False
     ) -> Mapping[MessageQueue, int]:
         """Send the offsets of these queues that memory has; returns those that were sent.
 
-        Failures are logged. ``wait``: for responses, because the consumer leaves.
+        Failures are logged. ``wait``: for responses, because another member continues there;
+        ``changed``: only offsets that were not sent yet.
         """
 
 
@@ -70,15 +71,18 @@ class RemoteOffsets:
         self.table = OffsetTable()
         self._group = group
         self._link = link
+        self._known: dict[MessageQueue, int] = {}  # what the brokers know
         self._begun: set[tuple[str, str]] = set()  # broker and topic with offsets of this group
 
     async def read(self, queue: MessageQueue) -> int | None:
         link = self._link()
         address = await self._address(queue)
         try:
-            return await link.calls.query_offset(address, self._group, queue, OFFSET_TIMEOUT_S)
+            offset = await link.calls.query_offset(address, self._group, queue, OFFSET_TIMEOUT_S)
         except QueryNotFoundError:
             return None
+        self._known[queue] = offset
+        return offset
 
     async def _address(self, queue: MessageQueue) -> str:
         """The address of the master, else of a slave."""
@@ -94,8 +98,10 @@ class RemoteOffsets:
                 raise result
 
     async def save(
-        self, queues: Collection[MessageQueue], *, wait: bool = False
+        self, queues: Collection[MessageQueue], *, wait: bool = False, changed: bool = False
     ) -> Mapping[MessageQueue, int]:
+        if changed:
+            queues = [each for each in queues if self.table.read(each) != self._known.get(each)]
         saved: dict[MessageQueue, int] = {}
         for queue, result in (await self._send_all(queues, wait=wait)).items():
             if isinstance(result, SkylarkError):
@@ -143,6 +149,7 @@ class RemoteOffsets:
                 await link.calls.update_offset(
                     target.address, self._group, queue, offset, OFFSET_TIMEOUT_S, oneway=not wait
                 )
+                self._known[queue] = offset
         except SkylarkError as error:
             return error
         return offset
@@ -165,9 +172,9 @@ class LocalOffsets:
         self._file.save(self.table.to_save(queues))
 
     async def save(
-        self, queues: Collection[MessageQueue], *, wait: bool = False
+        self, queues: Collection[MessageQueue], *, wait: bool = False, changed: bool = False
     ) -> Mapping[MessageQueue, int]:
-        del wait  # a file is always written at once
+        del wait, changed  # the file is written at once if an offset has changed
         offsets = self.table.to_save(queues)
         try:
             self._file.save(offsets)

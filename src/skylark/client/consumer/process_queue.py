@@ -53,7 +53,7 @@ MIB: Final = 1024 * 1024
 class ProcessQueue:
     """The messages of one queue inside a consumer."""
 
-    def __init__(self, now_ms: int, *, locked: bool = False) -> None:
+    def __init__(self, now_ms: int, *, locked: bool = False, offset_checked: bool = True) -> None:
         self._messages: dict[int, MessageExt] = {}
         self._order: deque[int] = deque()
         self._in_flight: dict[int, MessageExt] = {}
@@ -63,9 +63,13 @@ class ProcessQueue:
         self.queue_offset_max = 0  #: offset of the last message that was put
         self.size = 0  #: bytes of all messages that are here, in flight ones included
         self.dropped = False  #: given up: its messages must not be handed out or committed
+        #: since when no more messages are handed out, because the queue will be given up; those
+        #: that handlers have are still committed
+        self.closing_ms: int | None = None
         self.locked = locked  #: the broker has granted the queue lock
         self.consuming = False  #: an orderly task runs
-        self.offset_checked = False  #: the start offset was read after the lock was granted
+        #: the start offset was read when no other consumer could commit any more
+        self.offset_checked = offset_checked
         self.last_pull_ms = self.last_consume_ms = self.last_lock_ms = now_ms
         self.try_unlock_times = 0
 
@@ -90,6 +94,11 @@ class ProcessQueue:
         if not self._messages:
             return 0
         return max(self._order[-1], self.queue_offset_max) - self._first_offset()
+
+    @property
+    def is_handed_out(self) -> bool:
+        """Whether handlers have messages; from any thread."""
+        return bool(self._started)
 
     def __contains__(self, message: MessageExt) -> bool:
         return message.record.queue_offset in self._messages
@@ -372,9 +381,9 @@ class FlowControl:
         """None if the queue may be pulled; counts as a pull, because its loop runs.
 
         With OFFSET_UNCHECKED the caller reads the start offset again, now that the queue is
-        locked, sets ``offset_checked`` and calls this again.
+        locked or its old owner had time, sets ``offset_checked`` and calls this again.
         """
-        if queue.dropped:
+        if queue.dropped or queue.closing_ms is not None:
             return Hold(HoldReason.DROPPED, None)
         queue.last_pull_ms = now_ms
         if not running:
@@ -387,11 +396,10 @@ class FlowControl:
             return self._held(HoldReason.SIZE)
         if not self._orderly and queue.span > self.span_max:
             return self._held(HoldReason.SPAN)
-        if self._orderly:
-            if not queue.locked:
-                return Hold(HoldReason.NOT_LOCKED, self._error_delay_ms)
-            if not queue.offset_checked:
-                return Hold(HoldReason.OFFSET_UNCHECKED, 0)
+        if self._orderly and not queue.locked:
+            return Hold(HoldReason.NOT_LOCKED, self._error_delay_ms)
+        if not queue.offset_checked:
+            return Hold(HoldReason.OFFSET_UNCHECKED, 0)
         if not subscribed:
             return Hold(HoldReason.NO_SUBSCRIPTION, self._error_delay_ms)
         return None

@@ -11,16 +11,20 @@ A :class:`Rebalance` holds the process queues of one consumer. Each round, for e
 After executing an instruction the caller reports its result by the method that the instruction
 names, and executes the instructions that this returns.
 
-**Giving up.** A queue is *dropped* at once: from then on its messages are neither handed out nor
-committed. Then its offset is saved for the next owner, and removed here. The lock of an orderly
-queue must not be released while a handler runs, or another consumer would run at the same time: the
-caller waits for the handler, 500 ms in this round and again in the next ones, and stops waiting
-20 s after the last renewal of the lock. A queue that was not pulled for 120 s is given up too, and
-taken up again in the same round, unless a handler blocks the loop that consumes.
+**Giving up.** No more messages of the queue are handed out. The caller waits for handlers that have
+some, 500 ms in this round and again in the next ones, at most 3 s (orderly: until 20 s after the
+last renewal of the lock, because two consumers must not run at the same time). Then the queue is
+*dropped*: nothing of it is committed any more. Its offset is saved for the next owner, and removed
+here. A queue that was not pulled for 120 s is given up too, without waiting, and taken up again in
+the same round, unless a handler blocks the loop that consumes.
 
 **Taking up.** An orderly queue is locked first; if that fails, the next attempt follows after
-500 ms. Then the start offset is read (:mod:`skylark.client.consumer.start_position`); if that
-fails, the next round tries again. Broadcasting consumers have all queues and lock none.
+500 ms. Of other queues the caller waits, bounded, until the member that had the queue before has
+released it; the same strategy with the former members tells which one that is. Then the start
+offset is read (:mod:`skylark.client.consumer.start_position`); if that fails, the next round tries
+again. Where nobody has confirmed the release, and the group has other members, the first pull waits
+for 500 ms, and the offset is read once more. Broadcasting consumers have all queues, and wait for
+nothing.
 
 ``dropped`` is set here and read by the loop that consumes: this may run in another thread, but only
 in one.
@@ -31,7 +35,7 @@ Counterpart of Java's ``RebalanceImpl``, ``RebalancePushImpl`` and the classes o
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, TypeAlias
 
 import msgspec
@@ -45,7 +49,10 @@ logger = logging.getLogger(__name__)
 IDLE_WAIT_MS: Final = 500
 FORCED_UNLOCK_MS: Final = 20_000
 LOCK_RETRY_MS: Final = 500
+#: Before the first pull of a queue that another member may still commit to.
 FIRST_PULL_DELAY_MS: Final = 500
+#: How long the handlers of a queue that is given up may take to finish.
+DRAIN_MS: Final = 3_000
 RELOCK_FIRST_MS: Final = 1_000
 RELOCK_INTERVAL_MS: Final = 20_000
 
@@ -79,6 +86,16 @@ class Lock(msgspec.Struct, frozen=True):
     queues: tuple[MessageQueue, ...]
 
 
+class AwaitHandover(msgspec.Struct, frozen=True):
+    """Wait, bounded, until this member has released these queues of one topic.
+
+    Then :meth:`Rebalance.handed_over`; the round does not wait for it.
+    """
+
+    owner: str
+    queues: tuple[MessageQueue, ...]
+
+
 class Open(msgspec.Struct, frozen=True):
     """Remove any offset of the queue, read the start offset, then :meth:`Rebalance.opened`.
 
@@ -86,6 +103,7 @@ class Open(msgspec.Struct, frozen=True):
     """
 
     queue: MessageQueue
+    delay_ms: int = FIRST_PULL_DELAY_MS
 
 
 class StartPull(msgspec.Struct, frozen=True):
@@ -111,7 +129,7 @@ class WakeRebalance(msgspec.Struct, frozen=True):
 
 
 Instruction: TypeAlias = (
-    Persist | AwaitIdle | Release | Lock | Open | StartPull | Freeze | WakeRebalance
+    Persist | AwaitIdle | Release | Lock | AwaitHandover | Open | StartPull | Freeze | WakeRebalance
 )
 
 
@@ -152,6 +170,11 @@ class Rebalance:
         self.strategy = strategy
         self.clustering = clustering
         self._locks = orderly and clustering
+        self._drains = push and clustering and not orderly
+        self._members: dict[str, frozenset[str]] = {}  # by topic, in its last round
+        self._owners: dict[str, Mapping[MessageQueue, str]] = {}  # before these members, by topic
+        self._shares: dict[str, frozenset[MessageQueue]] = {}
+        self._awaited: set[MessageQueue] = set()  # another member has not released them yet
         self._push = push
         self._topic_count_max = topic_count_max
         self._topic_size_max = topic_size_max
@@ -178,8 +201,25 @@ class Rebalance:
             logger.debug("the members of group %s in topic %s are unknown", self.group, topic)
             return None
         found = self.strategy.allocate(self.group, self._client_id, sorted(queues), sorted(members))
+        if self._members.get(topic) != frozenset(members):
+            self._owners[topic] = self._former_owners(topic, queues, frozenset(members))
+            self._members[topic] = frozenset(members)
         # A configured share has queues of any topic, and a round is about one topic.
         return frozenset(queue for queue in found if queue.topic == topic)
+
+    def _former_owners(
+        self, topic: str, queues: Collection[MessageQueue], members: frozenset[str]
+    ) -> dict[MessageQueue, str]:
+        """The members that had the queues before the group changed, and are still there.
+
+        A consumer that has just joined assumes that it is the only new one.
+        """
+        before = self._members.get(topic, members - {self._client_id})
+        return {
+            queue: member
+            for member in before & members - {self._client_id}
+            for queue in self.strategy.allocate(self.group, member, sorted(queues), sorted(before))
+        }
 
     def apply(
         self,
@@ -194,21 +234,54 @@ class Rebalance:
         """
         instructions: list[Instruction] = []
         until_ms = now_ms if alive_ms is None else alive_ms
+        self._shares[topic] = frozenset(share)
         for queue, process_queue in self._of_topic(topic):
-            if queue in share and not process_queue.dropped:
+            is_closing = process_queue.dropped or process_queue.closing_ms is not None
+            if queue in share and not is_closing:
                 if not (self._push and process_queue.is_pull_expired(until_ms)):
                     continue
                 logger.error("%s was not pulled for two minutes: it is taken up again", queue)
+                process_queue.dropped = True
             instructions += self._give_up(queue, process_queue, now_ms)
-        missing = sorted(queue for queue in share if queue not in self.table)
+        missing = sorted(self._shares[topic] - self.table.keys() - self._awaited)
         if self._locks:
             instructions += locks_by_broker(missing)
         else:
-            instructions += map(Open, missing)
+            instructions += self._take_up(topic, missing)
         return instructions
+
+    def _take_up(self, topic: str, missing: Iterable[MessageQueue]) -> Iterator[Instruction]:
+        owners = self._owners.get(topic, {})
+        awaited: dict[str, list[MessageQueue]] = {}
+        for queue in missing:
+            owner = owners.get(queue)
+            if owner is None:
+                yield Open(queue, self._first_delay_ms(topic))
+            else:
+                awaited.setdefault(owner, []).append(queue)
+        for owner, queues in awaited.items():
+            self._awaited.update(queues)
+            yield AwaitHandover(owner, tuple(queues))
+
+    def _first_delay_ms(self, topic: str) -> int:
+        is_alone = self._members.get(topic) == frozenset({self._client_id})
+        return 0 if is_alone or not self.clustering else FIRST_PULL_DELAY_MS
+
+    def handed_over(
+        self, queues: Collection[MessageQueue], *, confirmed: bool
+    ) -> list[Instruction]:
+        """After :class:`AwaitHandover`; ``confirmed``: the old owner has released them."""
+        self._awaited.difference_update(queues)
+        delay_ms = 0 if confirmed else FIRST_PULL_DELAY_MS
+        return [Open(queue, delay_ms) for queue in queues if self._is_missing(queue)]
+
+    def _is_missing(self, queue: MessageQueue) -> bool:
+        return queue in self._shares.get(queue.topic, ()) and queue not in self.table
 
     def retain_topics(self, topics: Collection[str], now_ms: int) -> list[Instruction]:
         """Give up the queues of all other topics, which are no longer subscribed."""
+        for topic in [topic for topic in self._shares if topic not in topics]:
+            del self._shares[topic]
         return [
             instruction
             for queue, process_queue in tuple(self.table.items())
@@ -260,25 +333,34 @@ class Rebalance:
         self, asked: Collection[MessageQueue], held: Collection[MessageQueue]
     ) -> list[Instruction]:
         """After :class:`Lock`; ``held`` are those that the broker granted."""
-        instructions: list[Instruction] = [Open(queue) for queue in asked if queue in held]
+        instructions: list[Instruction] = [
+            Open(queue, self._first_delay_ms(queue.topic)) for queue in asked if queue in held
+        ]
         if len(instructions) < len(asked):
             instructions.append(WakeRebalance(LOCK_RETRY_MS))
         return instructions
 
-    def opened(self, queue: MessageQueue, offset: int, now_ms: int) -> list[Instruction]:
-        """After :class:`Open`, with the first offset."""
+    def opened(
+        self, queue: MessageQueue, offset: int, now_ms: int, delay_ms: int = FIRST_PULL_DELAY_MS
+    ) -> list[Instruction]:
+        """After :class:`Open`, with its delay and the first offset."""
         if queue in self.table:
             return []
-        process_queue = self.table[queue] = ProcessQueue(now_ms, locked=True)
+        is_final = not self._push or (not self._locks and not delay_ms)
+        process_queue = ProcessQueue(now_ms, locked=True, offset_checked=is_final)
+        self.table[queue] = process_queue
         self._changed.add(queue.topic)
-        return [StartPull(queue, process_queue, offset)]
+        return [StartPull(queue, process_queue, offset, delay_ms)]
 
     # ---- giving up -------------------------------------------------------------------------------
 
     def drop(self, queue: MessageQueue, now_ms: int) -> list[Instruction]:
         """Give up one queue."""
         process_queue = self.table.get(queue)
-        return [] if process_queue is None else [*self._give_up(queue, process_queue, now_ms)]
+        if process_queue is None:
+            return []
+        process_queue.dropped = True
+        return [*self._give_up(queue, process_queue, now_ms)]
 
     def drop_all(self) -> None:
         """Drop all queues at the end of the consumer; offsets were saved before."""
@@ -303,15 +385,24 @@ class Rebalance:
     def _give_up(
         self, queue: MessageQueue, process_queue: ProcessQueue, now_ms: int
     ) -> Iterator[Instruction]:
-        process_queue.dropped = True
-        if not self._locks or now_ms - process_queue.last_lock_ms > FORCED_UNLOCK_MS:
-            yield self._release(queue, process_queue)
+        if self._locks:
+            process_queue.dropped = True
+            wait = now_ms - process_queue.last_lock_ms <= FORCED_UNLOCK_MS
+            if wait:
+                yield Persist(queue)
         else:
-            yield Persist(queue)
+            if process_queue.closing_ms is None:
+                process_queue.closing_ms = now_ms
+            may_drain = self._drains and not process_queue.dropped
+            wait = may_drain and now_ms - process_queue.closing_ms <= DRAIN_MS
+        if wait:
             yield AwaitIdle(queue, process_queue)
+        else:
+            yield self._release(queue, process_queue)
 
     def _release(self, queue: MessageQueue, process_queue: ProcessQueue) -> Release:
         del self.table[queue]
+        process_queue.dropped = True
         process_queue.locked = False
         self._changed.add(queue.topic)
         return Release(queue, process_queue, unlock=self._locks)

@@ -22,6 +22,7 @@ from skylark.client.consumer.offset_persistence import OffsetStore
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.rate_limited_log import RateLimitedLog
 from skylark.client.consumer.rebalance import (
+    AwaitHandover,
     AwaitIdle,
     Freeze,
     Instruction,
@@ -48,6 +49,10 @@ logger = logging.getLogger(__name__)
 IDLE_CHECK_MS: Final = 10
 #: Pause between requests for locks that another consumer holds.
 RELOCK_S: Final = 1.0
+#: How long to wait until another member has released a queue, and the pause between two checks.
+HANDOVER_WAIT_MS: Final = 5_000
+HANDOVER_CHECK_MS: Final = 100
+HANDOVER_TIMEOUT_S: Final = 1.0
 
 
 class DataPlane(Protocol):
@@ -115,6 +120,9 @@ class RebalanceExecutor:
             if alive_ms is None:
                 self._abandon()
                 return True
+            if self.rebalance.clustering:
+                # Before others learn that they may take queues over.
+                await self._offsets.save(tuple(self.rebalance.table), changed=True)
             for topic in tuple(self._subscriptions()):
                 if self.closed:
                     return True
@@ -148,7 +156,10 @@ class RebalanceExecutor:
 
     def _holds_dropped(self, topic: str) -> bool:
         table = tuple(self.rebalance.table.items())
-        return any(queue.topic == topic and each.dropped for queue, each in table)
+        return any(
+            queue.topic == topic and (each.dropped or each.closing_ms is not None)
+            for queue, each in table
+        )
 
     async def _route(self, topic: str) -> Route | None:
         """Fetch an unknown route now: the retry topic of a group is created with its first member,
@@ -214,11 +225,13 @@ class RebalanceExecutor:
                 self._strays.update(queues)
                 held = await self._lock(broker_name, queues)
                 return self.rebalance.locked(queues, held)
-            case Open(queue):
+            case AwaitHandover(owner, queues):
+                self.tasks.spawn(self._await_handover(owner, queues), name="handover")
+            case Open(queue, delay_ms):
                 self._offsets.table.forget(queue)
                 offset = await self._first_offset(queue)
                 now_ms = self._clock.steady_ms()
-                return [] if self.closed else self.rebalance.opened(queue, offset, now_ms)
+                return [] if self.closed else self.rebalance.opened(queue, offset, now_ms, delay_ms)
             case StartPull(queue, process_queue, offset, delay_ms):
                 if not self._data_plane.start_pull(queue, process_queue, offset, delay_ms):
                     self._abandon()
@@ -231,17 +244,59 @@ class RebalanceExecutor:
     async def _release(self, release: Release) -> None:
         queue = release.queue
         self._data_plane.stop_pull(queue, release.process_queue)
-        await self._offsets.save([queue])
+        await self._offsets.save([queue], wait=True)  # the next owner reads it at once
         self._offsets.table.forget(queue)
         if release.unlock and not await self._unlock([queue], oneway=True):
             self._strays.add(queue)
 
     async def _is_idle_within(self, process_queue: ProcessQueue, wait_ms: int) -> bool:
         for _ in range(wait_ms // IDLE_CHECK_MS):
-            if not self._data_plane.is_busy(process_queue):
-                return True
+            was_busy = self._data_plane.is_busy(process_queue)
+            # A result may be committed a moment later, in the other thread: check twice.
             await self._clock.sleep(IDLE_CHECK_MS / 1000)
-        return not self._data_plane.is_busy(process_queue)
+            if not was_busy and not self._data_plane.is_busy(process_queue):
+                return True
+        return False
+
+    async def _await_handover(self, owner: str, queues: Collection[MessageQueue]) -> None:
+        """Take up queues when another member has released them, or after a time anyway."""
+        deadline_ms = self._clock.steady_ms() + HANDOVER_WAIT_MS
+        held = await self._holds(owner, queues)
+        while held and self._clock.steady_ms() < deadline_ms:
+            await self._clock.sleep(HANDOVER_CHECK_MS / 1000)
+            held = await self._holds(owner, queues)
+        async with self._one_at_a_time:
+            if not self.closed:
+                confirmed = held is False
+                await self._carry_out(self.rebalance.handed_over(queues, confirmed=confirmed))
+        self._instance.rebalance_soon()  # announces the new share
+
+    async def _holds(self, owner: str, queues: Collection[MessageQueue]) -> bool | None:
+        """Whether a member still has an offset of one of these queues; None if that is unknown.
+
+        The broker relays the question to the member, which removes an offset after it has saved it.
+        """
+        link, queue = self._instance.control_link, next(iter(queues))
+        try:
+            address = await link.lookup.master_of(queue)
+            offsets = await link.calls.consumer_status(
+                address, self._group, queue.topic, owner, HANDOVER_TIMEOUT_S
+            )
+        except SkylarkError as error:
+            logger.info("cannot ask %s whether it has released %s: %s", owner, queues, error)
+            return None
+        except Exception:  # such as an error of a hook
+            logger.exception("cannot ask %s whether it has released %s", owner, queues)
+            return None
+        return None if offsets is None else any(queue in offsets for queue in queues)
+
+    def save_soon(self, queues: Collection[MessageQueue]) -> None:
+        """Save offsets that have changed; on the control loop."""
+        if not self.tasks.closed:
+            self.tasks.spawn(self._save_changed(queues), name="save")
+
+    async def _save_changed(self, queues: Collection[MessageQueue]) -> None:
+        await self._offsets.save(queues, changed=True)
 
     def _wake(self, delay_ms: int) -> None:
         if not delay_ms:

@@ -32,6 +32,7 @@ from skylark.core.names import Address, parse_address
 from skylark.filter.errors import FilterSyntaxError
 from skylark.net.client import RemotingClient
 from skylark.net.transport import TcpNetwork
+from skylark.wire.bodies.admin_body import GetConsumerStatusBody
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import (
     CheckClientRequestBody,
@@ -52,6 +53,7 @@ from skylark.wire.headers.client_header import (
     UnregisterClientRequestHeader,
 )
 from skylark.wire.headers.offset import (
+    GetConsumerStatusRequestHeader,
     GetMaxOffsetRequestHeader,
     OffsetResponseHeader,
     QueryConsumerOffsetRequestHeader,
@@ -240,6 +242,19 @@ class BrokerCalls:
         answer = await self._call(address, request)
         body = decode_body(GetConsumerListByGroupResponseBody, answer.body or b"{}")
         return body.consumer_id_list
+
+    async def consumer_status(
+        self, address: str, group: str, topic: str, client_id: str, timeout_s: float | None = None
+    ) -> Mapping[MessageQueue, int] | None:
+        """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): the offsets in the memory of one member.
+
+        None if the member did not respond.
+        """
+        header = GetConsumerStatusRequestHeader(topic=topic, group=group, client_addr=client_id)
+        request = make_request(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, header)
+        answer = await self._call(address, request, timeout_s)
+        body = decode_body(GetConsumerStatusBody, answer.body or b"{}")
+        return body.consumer_table.get(client_id)
 
     async def check_client(
         self,

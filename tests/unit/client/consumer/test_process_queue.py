@@ -369,7 +369,7 @@ def test_the_first_reason_counts() -> None:
     flow = FlowControl(orderly=True, count_max=0, error_delay_ms=700)
     queue = filled(1)
     queue.dropped = True
-    queue.locked = False
+    queue.locked = queue.offset_checked = False
     reasons: list[tuple[HoldReason, int | None]] = []
 
     def ask(**state: bool) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from skylark.client.consumer.allocation import Averagely, ByConfig
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.rebalance import (
+    AwaitHandover,
     AwaitIdle,
     Freeze,
     Instruction,
@@ -70,7 +71,7 @@ def test_without_a_route_or_members_a_topic_is_left_alone() -> None:
 def test_broadcasting_consumers_have_all_queues() -> None:
     rebalance = Rebalance("G", "me", Averagely(), clustering=False, orderly=True)
     assert rebalance.share("T", [Q1, Q0], None) == frozenset({Q0, Q1})
-    assert rebalance.apply("T", [Q1, Q0], NOW_MS) == [Open(Q0), Open(Q1)]  # no locks
+    assert rebalance.apply("T", [Q1, Q0], NOW_MS) == [Open(Q0, 0), Open(Q1, 0)]  # no locks
     take_up(rebalance, Q0)
     given_up = rebalance.table[Q0]
     assert rebalance.apply("T", [], NOW_MS) == [Release(Q0, given_up)]
@@ -126,10 +127,73 @@ def test_giving_up() -> None:
     rebalance = concurrent()
     take_up(rebalance, Q0, Q1)
     given_up = rebalance.table[Q0]
-    assert rebalance.apply("T", {Q1, Q2}, NOW_MS) == [Release(Q0, given_up), Open(Q2)]
+    steps = [AwaitIdle(Q0, given_up, wait_ms=500), Open(Q2)]
+    assert rebalance.apply("T", {Q1, Q2}, NOW_MS) == steps
+    assert (given_up.closing_ms, given_up.dropped) == (NOW_MS, False)  # handlers may finish
+    assert not rebalance.is_balanced("T", {Q1})
+    assert rebalance.awaited(Q0, given_up, idle=False) == []
+    assert rebalance.apply("T", {Q1, Q2}, NOW_MS + 3_000) == steps
+    assert rebalance.awaited(Q0, given_up, idle=True) == [Release(Q0, given_up)]
     assert given_up.dropped
     assert list(rebalance.table) == [Q1]
     assert not rebalance.table[Q1].dropped
+
+
+def test_handlers_of_a_queue_are_waited_for_three_seconds() -> None:
+    rebalance = concurrent()
+    take_up(rebalance, Q0)
+    given_up = rebalance.table[Q0]
+    rebalance.apply("T", (), NOW_MS)
+    # Not taken back, because waiting messages will never be handed out.
+    assert rebalance.apply("T", {Q0}, NOW_MS + 1_000) == [AwaitIdle(Q0, given_up)]
+    assert rebalance.apply("T", (), NOW_MS + 3_001) == [Release(Q0, given_up)]
+
+
+def test_a_queue_that_is_reset_is_not_waited_for() -> None:
+    rebalance = concurrent()
+    take_up(rebalance, Q0)
+    given_up = rebalance.table[Q0]
+    assert rebalance.drop(Q0, NOW_MS) == [Release(Q0, given_up)]
+
+
+def test_the_first_pull_of_the_only_member_does_not_wait() -> None:
+    rebalance = concurrent()
+    share = rebalance.share("T", [Q0], ["me"])
+    assert share is not None
+    assert rebalance.apply("T", share, NOW_MS) == [Open(Q0, 0)]
+    [start] = rebalance.opened(Q0, 7, NOW_MS, 0)
+    assert start == StartPull(Q0, rebalance.table[Q0], 7, delay_ms=0)
+    assert rebalance.table[Q0].offset_checked
+
+
+def test_a_queue_that_another_member_had_is_taken_up_after_its_release() -> None:
+    rebalance = concurrent()
+    share = rebalance.share("T", [Q0, Q1, Q2], ["a", "me", "z"])
+    assert share == frozenset({Q1})  # without us "a" had the first two
+    assert rebalance.apply("T", share, NOW_MS) == [AwaitHandover("a", (Q1,))]
+    assert rebalance.apply("T", share, NOW_MS) == []  # the same wait goes on
+    assert rebalance.handed_over([Q1], confirmed=True) == [Open(Q1, 0)]
+    assert rebalance.handed_over([Q1], confirmed=False) == [Open(Q1, 500)]
+    take_up(rebalance, Q1)
+    assert rebalance.handed_over([Q1], confirmed=True) == []
+    share = rebalance.share("T", [Q0, Q1, Q2], ["a", "me"])  # "z" has gone: no one to ask
+    assert share == frozenset({Q2})
+    assert rebalance.apply("T", share, NOW_MS)[1:] == [Open(Q2)]
+    share = rebalance.share("T", [Q0, Q1, Q2], ["me"])
+    assert share is not None
+    assert [type(each) for each in rebalance.apply("T", share, NOW_MS)][1:] == [Open, Open]
+
+
+def test_a_release_that_comes_too_late_opens_nothing() -> None:
+    rebalance = concurrent()
+    share = rebalance.share("T", [Q0, Q1], ["a", "me"])
+    assert share == frozenset({Q1})
+    assert rebalance.apply("T", share, NOW_MS) == [AwaitHandover("a", (Q1,))]
+    rebalance.apply("T", (), NOW_MS)
+    assert rebalance.handed_over([Q1], confirmed=True) == []
+    rebalance.apply("T", {Q1}, NOW_MS)
+    rebalance.retain_topics((), NOW_MS)
+    assert rebalance.handed_over([Q1], confirmed=True) == []
 
 
 def test_a_queue_without_pulls_is_taken_up_anew() -> None:
@@ -154,7 +218,8 @@ def test_topics_no_longer_subscribed_are_saved_and_given_up() -> None:
     elsewhere = queue(0, topic="Other")
     take_up(rebalance, Q0, elsewhere)
     given_up = rebalance.table[elsewhere]
-    assert rebalance.retain_topics({"T"}, NOW_MS) == [Release(elsewhere, given_up)]
+    assert rebalance.retain_topics({"T"}, NOW_MS) == [AwaitIdle(elsewhere, given_up)]
+    assert rebalance.awaited(elsewhere, given_up, idle=True) == [Release(elsewhere, given_up)]
     assert given_up.dropped
     assert list(rebalance.table) == [Q0]
 
@@ -213,6 +278,7 @@ def test_changes_are_told_once() -> None:
     )
     assert rebalance.settled("T", [Q0], [Q0], NOW_MS) is None
     rebalance.apply("T", [], NOW_MS)
+    rebalance.apply("T", [], NOW_MS + 3_001)
     changed = rebalance.settled("T", [Q0], [], NOW_MS)
     assert changed is not None
     assert (changed.count_max, changed.size_max) == (1_000, 7)
@@ -225,6 +291,7 @@ def test_limits_of_a_topic() -> None:
     assert changed is not None
     assert (changed.count_max, changed.size_max) == (1, None)
     rebalance.apply("T", [], NOW_MS)
+    rebalance.apply("T", [], NOW_MS + 3_001)
     changed = rebalance.settled("T", [Q0, Q1], [], NOW_MS)
     assert changed is not None
     assert changed.count_max is None  # no queues to share it

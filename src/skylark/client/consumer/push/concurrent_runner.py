@@ -35,6 +35,7 @@ import msgspec
 from skylark.client.consumer.process_queue import (
     EXPIRED_COUNT_MAX,
     EXPIRED_DELAY_LEVEL,
+    ProcessQueue,
 )
 from skylark.client.consumer.push.concurrent_settlement import (
     ALL_ACCEPTED,
@@ -64,10 +65,7 @@ SETTLE_MS: Final = 100
 
 
 class ConcurrentRunner(Runner):
-    """Runs handlers for all queues of one consumer, in any order.
-
-    Two consumers may run handlers on a queue for a moment, therefore :meth:`is_busy` is never true.
-    """
+    """Runs handlers for all queues of one consumer, in any order."""
 
     def __init__(self, services: ConsumerServices) -> None:
         super().__init__(services)
@@ -78,6 +76,9 @@ class ConcurrentRunner(Runner):
         assigned.process_queue.put(messages)
         # In a later turn, so that the next pull is sent before handlers run.
         self._loop.call_soon(self._hand_out, assigned, messages)
+
+    def is_busy(self, process_queue: ProcessQueue) -> bool:
+        return process_queue.is_handed_out
 
     def _hand_out(self, assigned: AssignedQueue, messages: Sequence[MessageExt]) -> None:
         for topic, of_topic in self._by_topic(assigned, messages):
@@ -144,7 +145,7 @@ class ConcurrentRunner(Runner):
             return
         offset = process_queue.remove(messages, now_ms)
         if offset >= 0 and not process_queue.dropped:
-            self.services.offsets.update(assigned.queue, offset)
+            self.commit(assigned, offset)
 
     async def fail(
         self, assigned: AssignedQueue, batch: Sequence[MessageExt], outcome: Outcome
@@ -163,7 +164,7 @@ class ConcurrentRunner(Runner):
                 kept.append(message)
         settled = settle(process_queue, batch, kept, services.clock.steady_ms())
         if settled.offset is not None:
-            services.offsets.update(assigned.queue, settled.offset)
+            self.commit(assigned, settled.offset)
         if settled.resubmit:
             self._spawn(self._again(assigned, settled.resubmit))
 
@@ -200,7 +201,7 @@ class ConcurrentJob(msgspec.Struct, eq=False):
 
     def begin(self) -> bool:
         process_queue = self.assigned.process_queue
-        if process_queue.dropped:
+        if process_queue.dropped or process_queue.closing_ms is not None:
             return False
         runner = self.runner
         self.started_ms = runner.now_ms()

@@ -80,6 +80,7 @@ class ConsumerServices(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     sends_back: SendBackClient
     clock: Clock
     tasks: Tasks
+    ran_dry: Callable[[MessageQueue], None]  #: all messages of the queue are settled
 
 
 class Pools:
@@ -203,10 +204,15 @@ class Runner(abc.ABC):
     def submit(self, assigned: AssignedQueue, messages: list[MessageExt]) -> None:
         """Add pulled messages to their queue, and process them."""
 
+    @abc.abstractmethod
     def is_busy(self, process_queue: ProcessQueue) -> bool:
-        """Whether a handler runs on a queue whose order is kept; from any thread."""
-        del process_queue
-        return False
+        """Whether a handler runs on the queue; from any thread."""
+
+    def commit(self, assigned: AssignedQueue, offset: int, *, increase_only: bool = True) -> None:
+        """Update the committed offset; it is saved soon if the queue has run dry."""
+        self.services.offsets.update(assigned.queue, offset, increase_only=increase_only)
+        if not assigned.process_queue.count:
+            self.services.ran_dry(assigned.queue)
 
     @abc.abstractmethod
     async def expire(self, assigned: AssignedQueue) -> None:

@@ -143,7 +143,7 @@ class OrderlyRunner(Runner):
                 suspend_ms=services.setup.settings.suspend_current_queue_time_ms,
             )
             if settled.offset is not None:
-                services.offsets.update(assigned.queue, settled.offset, increase_only=False)
+                self.commit(assigned, settled.offset, increase_only=False)
             return settled.rerun_ms
         finally:
             self._busy.discard(process_queue)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 import msgspec
@@ -65,6 +65,7 @@ class PullContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     is_paused: Callable[[], bool]
     first_offset: Callable[[MessageQueue], Awaitable[int]]
     offset_illegal: Callable[[AssignedQueue, int], None]
+    save_soon: Callable[[Collection[MessageQueue]], None]
 
     @property
     def error_delay_s(self) -> float:
@@ -239,7 +240,7 @@ class PullLoop:
         assigned = self._assigned
         if self._filters:
             call_hooks(self._filters, assigned.queue, wanted)
-        if assigned.process_queue.dropped:
+        if assigned.process_queue.dropped or assigned.process_queue.closing_ms is not None:
             return False
         if not wanted:
             self._advance()

@@ -11,6 +11,7 @@ import asyncio
 import functools
 import logging
 from functools import partial
+from typing import Final
 
 from skylark.client.consumer.process_queue import MIB, ProcessQueue, queue_level
 from skylark.client.consumer.push.consume_runner import AssignedQueue
@@ -22,6 +23,9 @@ from skylark.wire.bodies.common_body import MessageQueue
 
 logger = logging.getLogger(__name__)
 
+#: A queue without messages to settle has its offset saved after this time.
+DRY_SAVE_S: Final = 0.1
+
 
 class PullService:
     """Runs on the loop that consumes; the ``DataPlane`` of the rebalance executor."""
@@ -32,6 +36,7 @@ class PullService:
         self._handover = Handover(asyncio.get_running_loop())
         self._loops: dict[MessageQueue, tuple[AssignedQueue, PullLoop, asyncio.Task[None]]] = {}
         self._meter = functools.cache(partial(self._instance.consume_meter, context.group))
+        self._dry: set[MessageQueue] = set()  # their offsets are saved soon
         self._closed = False
         self._asked = False  # a call of _answer is pending
         self._answered_ms = self._alive_ms = context.services.clock.steady_ms()
@@ -48,6 +53,18 @@ class PullService:
 
     def stop_pull(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
         self._handover.post(self._stop, queue, process_queue)
+
+    def ran_dry(self, queue: MessageQueue) -> None:
+        """Save the offset of the queue soon, with those of others; on the loop that consumes."""
+        if not self._dry:
+            clock = self._context.services.clock
+            clock.call_later(DRY_SAVE_S, self._save_dry)
+        self._dry.add(queue)
+
+    def _save_dry(self) -> None:
+        queues, self._dry = self._dry, set()
+        if not self._closed:
+            self._context.save_soon(queues)
 
     def forget_messages(self, process_queue: ProcessQueue) -> None:
         self._handover.post(process_queue.clear)

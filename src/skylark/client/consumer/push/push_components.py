@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from skylark.client.consumer.consumer_send_back import SendBackClient
@@ -94,6 +94,7 @@ class PushParts:
                 is_paused=lambda: self.member.is_paused,
                 first_offset=self._first_offset,
                 offset_illegal=self._offset_illegal,
+                save_soon=self._save_soon,
             )
         )
         self.rebalancer = self._make_rebalancer()
@@ -124,6 +125,7 @@ class PushParts:
             ),
             clock=instance.runtime.clock,
             tasks=self.tasks,
+            ran_dry=self._ran_dry,
         )
 
     def _make_rebalancer(self) -> RebalanceExecutor:
@@ -219,6 +221,13 @@ class PushParts:
         self.instance.runtime.control.post(
             self.rebalancer.offset_illegal, assigned.queue, assigned.process_queue, next_offset
         )
+
+    def _save_soon(self, queues: Collection[MessageQueue]) -> None:
+        self.instance.runtime.control.post(self.rebalancer.save_soon, queues)
+
+    def _ran_dry(self, queue: MessageQueue) -> None:
+        if self._settings.clustering:  # a file would be written too often
+            self.pull_service.ran_dry(queue)
 
     async def _consume_directly(self, record: MessageRecord, broker_name: str | None) -> Any:
         message = received(record, broker_name, self.instance.namespace.unwrap)

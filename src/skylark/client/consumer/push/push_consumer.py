@@ -309,10 +309,12 @@ class PushConsumer(Startable, HandlerSubscriptions):
         """As :meth:`run`, until ``ended`` is set, without signals."""
         if self.state is ServiceState.CREATE_JUST:
             await self.start()
-        self._require_running()
-        self._exit.callback(ended.set)
+        else:
+            self._require_running()
         try:
-            await ended.wait()
+            if self._stopping is None:  # a handler may have stopped it at once
+                self._exit.callback(ended.set)
+                await ended.wait()
         finally:
             await self.stop()
 

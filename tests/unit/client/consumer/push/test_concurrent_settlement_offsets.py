@@ -73,6 +73,7 @@ class Desk:
             sends_back=nothing,
             clock=self.clock,
             tasks=Tasks("t"),
+            ran_dry=lambda queue: None,
         )
         self.runner = ConcurrentRunner(services)
         self.assigned = AssignedQueue(queue(), ProcessQueue(0), TopicCounters())

@@ -490,7 +490,7 @@ async def test_sql_waits_for_the_word_of_the_broker(
         assert script.pulls.offsets == []
         assert "does not upgrade to support for filter message by SQL92" in caplog.text
         script.server.answer(RequestCode.HEART_BEAT, 0)
-        await script.clock.advance(seconds=40)
+        await script.clock.advance(seconds=38)
         assert script.pulls.offsets == [0]
         assert script.pulls.requests[0]["expressionType"] == "SQL92"
 

@@ -150,21 +150,22 @@ async def test_a_blocked_loop_stops_neither_heartbeats_nor_rebalancing(
         broker.members("somebody else")
         broker.notify()
         # The queue is given away, and what was consumed before is saved, while we hold the loop.
-        broker.wait_for(lambda: broker.count(RequestCode.UPDATE_CONSUMER_OFFSET) > 0)
+        # This handler is waited for first, and not without end.
+        broker.wait_for(lambda: consumer.assignment == frozenset())
+        broker.wait_for(lambda: broker.count(RequestCode.UPDATE_CONSUMER_OFFSET) > 1)
         saved.extend(
             (request.ext or {})["commitOffset"]
             for request in broker.server.of(RequestCode.UPDATE_CONSUMER_OFFSET)
         )
-        assert consumer.assignment == frozenset()
         done.set()
 
     async with asyncio.timeout(20):
         await consumer.start()
         await done.wait()
         await consumer.stop()
-    assert saved == ["1"]
+    assert set(saved) == {"1"}
     updates = broker.server.of(RequestCode.UPDATE_CONSUMER_OFFSET)
-    assert [(u.ext or {})["commitOffset"] for u in updates] == ["1"]  # not 2: it was given away
+    assert {(u.ext or {})["commitOffset"] for u in updates} == {"1"}  # not 2: it was given away
     assert broker.count(RequestCode.UNREGISTER_CLIENT) == 1
     assert instance_count() == 0
 
