@@ -37,5 +37,6 @@ def summary(runs: list[StormResult]) -> str:
         f" {sum(run.seconds for run in runs):.0f} s; {hits.total()} hits: {listed(hits)};"
         f" {total(run.failed_sends for run in runs).total()} failed sends,"
         f" {sum(run.repeated for run in runs)} repeated deliveries,"
+        f" {sum(run.repeated_at_joins for run in runs)} at graceful joins,"
         f" slowest recovery {max((run.recovered_s for run in runs), default=0.0):.2f} s"
     )

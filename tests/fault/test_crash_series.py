@@ -83,7 +83,7 @@ def test_the_runs_of_clients_together() -> None:
     ]
     assert client_summary(runs) == (
         "3 runs, 60000 messages in 24 s; 9 hits: cut 6, kill 3; 15 failed sends,"
-        " 9 repeated deliveries, slowest recovery 0.03 s"
+        " 9 repeated deliveries, 0 at graceful joins, slowest recovery 0.03 s"
     )
 
 

@@ -11,6 +11,9 @@ What must hold, whatever happens:
 
 * Nothing acknowledged is lost: the group gets every message, and what it gets at the place that an
   acknowledgement named is that message. Others may come, too: of sends that failed, or twice.
+* Repeats are bounded. A trouble repeats at most the messages of its portion. A member that joins
+  and one that leaves while nothing fails repeat nothing of an idle group; of a busy one no more
+  than handlers had at that time, or, of lite pull consumers, than was polled since the last commit.
 * Order, where it was asked for. For each consumer and queue, the offsets that handlers get make
   *stretches*, each going up by one. No two handlers of a consumer work on a queue at once. A
   stretch begins at or before the first message that nobody in the group has got yet, so nothing is
@@ -52,7 +55,7 @@ from skylark.wire.command import Command
 from skylark.wire.fields import encode_ext
 from skylark.wire.headers.admin import CreateTopicRequestHeader
 from tests.support.client_site import Site, until
-from tests.support.client_work import GROUP, TOPIC, Group, Sending, Shape
+from tests.support.client_work import GROUP, MEMBER_CONCURRENCY, TOPIC, Group, Sending, Shape
 from tests.support.crash_series import RunResult, listed
 
 SENT_WITHIN_S: Final = 120.0
@@ -61,6 +64,8 @@ CONSUMED_WITHIN_S: Final = 60.0
 STOPPED_WITHIN_S: Final = 20.0
 GONE_WITHIN_S: Final = 5.0
 COMMIT_ROUNDS: Final = 4
+CALM_S: Final = 2.0
+JOINED_S: Final = 2.0  # for a member to join or leave
 EXCUSES: Final = 2  # new stretches of a consumer's queue for one trouble
 THREADS: Final = 12  # for blocking calls
 
@@ -72,12 +77,14 @@ class StormResult(RunResult, kw_only=True):
     messages: int
     failed_sends: dict[str, int]
     repeated: int  #: deliveries beyond the first of each message
+    repeated_at_joins: int = 0  #: of them, when members joined and left without trouble
     recovered_s: float
 
     def __str__(self) -> str:
         return (
             f"seed {self.seed}: {self.shape}: {self.seconds:.1f} s; hits: {listed(self.hits)}; "
             f"failed sends: {listed(self.failed_sends)}; {self.repeated} repeated deliveries, "
+            f"{self.repeated_at_joins} at graceful joins, "
             f"recovered in {self.recovered_s:.2f} s"
         )
 
@@ -102,6 +109,7 @@ class Storm:
         self._threads = ThreadPoolExecutor(THREADS)
         self._sending = Sending(options, self.shape, count, self._threads)
         self._group = Group(options, self.shape, count, self._threads)
+        self._repeated_at_joins = 0
         self._site.is_busy = lambda: self._sending.under_way > 0
 
     async def run(self) -> StormResult:
@@ -126,7 +134,8 @@ class Storm:
             seconds=loop.time() - began,
             hits={name: count for name, count in self._site.hits.items() if count},
             failed_sends=dict(self._sending.failures),
-            repeated=sum(self._group.deliveries) - self._group.distinct,
+            repeated=self._group.repeated,
+            repeated_at_joins=self._repeated_at_joins,
             recovered_s=recovered_s,
         )
 
@@ -155,6 +164,7 @@ class Storm:
         exits.callback(work.cancel)
         await self._make_trouble()
         recovered_s = await self._recovery_s()
+        await self._join_while_busy()
         await asyncio.wait([work], timeout=SENT_WITHIN_S)
         assert work.done(), f"{len(sending.acknowledged)} of {self._count} are sent"
         await work
@@ -163,9 +173,44 @@ class Storm:
         )
         consumed = await until(lambda: group.has_all(ends), CONSUMED_WITHIN_S, 0.02)
         assert consumed, f"{group.distinct} of {self._count} are consumed"
+        portions = len(self.shape.troubles) * self._portion
+        assert group.repeated <= portions, f"{group.repeated} deliveries are repeated"
+        await self._join_while_idle()
         await self._commit_all(ends)
         await self._stop_alone()
         return recovered_s
+
+    async def _join_while_busy(self) -> None:
+        """A member joins, and the oldest leaves, while the last messages are sent and consumed."""
+        sending, group = self._sending, self._group
+        clock = self._site.clock
+        settled = await until(
+            lambda: group.distinct >= len(sending.acknowledged), CONSUMED_WITHIN_S, 0.02
+        )
+        assert settled, f"{group.distinct} of {len(sending.acknowledged)} are consumed"
+        await clock.sleep(CALM_S)  # what the last trouble repeats, comes before
+        before = group.repeated
+        sending.allow(self._count)
+        await group.join()
+        await clock.sleep(JOINED_S)
+        await group.leave()
+        await clock.sleep(JOINED_S)
+        self._repeated_at_joins = group.repeated - before
+        if self.shape.consumes != "lite":
+            handlers = MEMBER_CONCURRENCY * self.shape.batch * (self.shape.members + 1)
+            assert self._repeated_at_joins <= handlers, f"{self._repeated_at_joins} are repeated"
+
+    async def _join_while_idle(self) -> None:
+        """A member joins and the oldest leaves when everything is consumed: nothing comes again."""
+        clock, before = self._site.clock, self._group.repeated
+        await clock.sleep(CALM_S)
+        assert self._group.repeated == before
+        await self._group.join()
+        await clock.sleep(JOINED_S)
+        await self._group.leave()
+        await clock.sleep(JOINED_S)
+        repeated = self._group.repeated - before
+        assert not repeated, f"{repeated} messages of an idle group are repeated"
 
     async def _commit_all(self, ends: list[int]) -> None:
         """The group leaves, and has committed all.
@@ -202,15 +247,17 @@ class Storm:
                 await self._sending.stop()
 
     async def _make_trouble(self) -> None:
-        troubles = self.shape.troubles
-        portion = self._count // (len(troubles) + 1)
+        troubles, portion = self.shape.troubles, self._portion
         forgot = False
         for number, kind in enumerate(troubles):
             begun = number * portion
+            process = await self._group.start_process() if kind == "kill member" else None
             self._sending.allow(begun + portion)
             await self._acknowledged(begun + self._rng.randrange(portion // 2), SENT_WITHIN_S)
             self._group.excuses += EXCUSES
-            if kind != "member":
+            if process is not None:
+                self._site.hits[kind] += await self._group.kill_process(process)
+            elif kind != "member":
                 await self._site.strike(kind)
             elif not forgot:  # a newcomer would wait until the broker has registered again
                 await self._group.join()
@@ -218,11 +265,15 @@ class Storm:
                 self._site.hits["member"] += 1
             forgot |= kind == "forget"
 
+    @property
+    def _portion(self) -> int:
+        return self._count // (len(self.shape.troubles) + 1)
+
     async def _recovery_s(self) -> float:
         """How long after the last trouble the first send succeeded."""
         clock = self._site.clock
         began = clock.monotonic()
-        self._sending.allow(self._count)
+        self._sending.allow(self._count - self._portion // 2)
         await self._acknowledged(len(self._sending.acknowledged) + 1, RECOVERY_WITHIN_S)
         return clock.monotonic() - began
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -47,6 +48,8 @@ SENDERS: Final = {
 }
 BATCH: Final = 25
 CONSUMES: Final = ("push", "orderly", "lite", "push to threads", "sync push")
+MEMBER_CONCURRENCY: Final = 8
+PROCESS_WITHIN_S: Final = 30.0
 FAIL_EVERY: Final = 400  # messages of which a handler refuses one, once
 BREAKING: Final = ("cut", "cut", "close", "halve", "halve", "stall", "stall", "slow")
 
@@ -69,12 +72,15 @@ class Shape(msgspec.Struct, frozen=True):
     def of(seed: int, rng: random.Random, trouble_count: int) -> Shape:
         troubles = ["kill", "vanish", *rng.choices(BREAKING, k=trouble_count - 3)]
         troubles.append(rng.choice(("kill", "member")))
+        consumes = CONSUMES[seed % len(CONSUMES)]
+        if "push" in consumes:  # others would wait a minute for the locks of an orderly consumer
+            troubles.append("kill member")
         if rng.random() < 0.3:
             troubles.append("forget")
         rng.shuffle(troubles)
         return Shape(
             sends=list(SENDERS)[seed % len(SENDERS)],
-            consumes=CONSUMES[seed % len(CONSUMES)],
+            consumes=consumes,
             members=rng.randint(1, 3),
             batch=rng.choice((1, 1, 16)),
             queues=rng.randint(3, 8),
@@ -262,7 +268,7 @@ class Group:
             GROUP,
             self._options,
             consume_from_where=first,
-            concurrency=8,
+            concurrency=MEMBER_CONCURRENCY,
             suspend_current_queue_time=0.05,
         )
         is_orderly = self._shape.consumes == "orderly"
@@ -280,6 +286,48 @@ class Group:
             with suppress(SkylarkError):  # not stored: messages come again
                 await consumer.commit()
         await called(self._threads, consumer.stop)
+
+    async def start_process(self) -> asyncio.subprocess.Process:
+        """A process joins the group; returns when it has queues."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.support.storm_member",
+            str(self._options.namesrv),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        async with asyncio.timeout(PROCESS_WITHIN_S):
+            await process.stdout.readline()
+        return process
+
+    async def kill_process(self, process: asyncio.subprocess.Process) -> bool:
+        """Kill a process of :meth:`start_process` that gets messages; whether it got any."""
+        assert process.stdout is not None
+        lines: list[bytes] = []
+        try:
+            async with asyncio.timeout(PROCESS_WITHIN_S):
+                lines.append(await process.stdout.readline())
+        except TimeoutError:
+            pass  # the other members have got everything
+        finally:
+            process.kill()
+        rest = await process.stdout.read()
+        await process.wait()
+        lines += rest.splitlines(keepends=True)
+        for line in lines:
+            if line.endswith(b"\n"):  # else the kill cut it short
+                queue_id, offset, reconsume_times, number = map(int, line.split())
+                with self._lock:
+                    if not reconsume_times:
+                        self._note_number(queue_id, offset, number)
+                    self._count(number)
+        return bool(lines and lines[0])
+
+    @property
+    def repeated(self) -> int:
+        """Deliveries beyond the first of each message."""
+        return sum(self.deliveries) - self.distinct
 
     async def leave_all(self) -> None:
         while self._members:
@@ -339,14 +387,19 @@ class Group:
     def _note_place(self, message: MessageExt) -> None:
         # Those that come again are among the retries, with another place, unless order is kept.
         if not message.reconsume_times or self._shape.consumes == "orderly":
-            queue_id, offset = message.queue_id, message.queue_offset
-            self.places[queue_id, offset] = number_of(message)
-            self.reached[queue_id] = max(offset + 1, self.reached.get(queue_id, 0))
+            self._note_number(message.queue_id, message.queue_offset, number_of(message))
+
+    def _note_number(self, queue_id: int, offset: int, number: int) -> None:
+        self.places[queue_id, offset] = number
+        self.reached[queue_id] = max(offset + 1, self.reached.get(queue_id, 0))
 
     def _note(self, message: MessageExt) -> None:
         number = number_of(message)
         if message.body != body_of(number):
             self.problems.append(f"{number} has another body")
+        self._count(number)
+
+    def _count(self, number: int) -> None:
         self.distinct += not self.deliveries[number]
         self.deliveries[number] += 1
 

@@ -96,6 +96,11 @@ class ProcessQueue:
         return max(self._order[-1], self.queue_offset_max) - self._first_offset()
 
     @property
+    def is_closing(self) -> bool:
+        """Whether no more messages are handed out: the queue was or will be given up."""
+        return self.dropped or self.closing_ms is not None
+
+    @property
     def is_handed_out(self) -> bool:
         """Whether handlers have messages; from any thread."""
         return bool(self._started)
@@ -383,7 +388,7 @@ class FlowControl:
         With OFFSET_UNCHECKED the caller reads the start offset again, now that the queue is
         locked or its old owner had time, sets ``offset_checked`` and calls this again.
         """
-        if queue.dropped or queue.closing_ms is not None:
+        if queue.is_closing:
             return Hold(HoldReason.DROPPED, None)
         queue.last_pull_ms = now_ms
         if not running:

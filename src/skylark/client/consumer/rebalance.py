@@ -236,8 +236,7 @@ class Rebalance:
         until_ms = now_ms if alive_ms is None else alive_ms
         self._shares[topic] = frozenset(share)
         for queue, process_queue in self._of_topic(topic):
-            is_closing = process_queue.dropped or process_queue.closing_ms is not None
-            if queue in share and not is_closing:
+            if queue in share and not process_queue.is_closing:
                 if not (self._push and process_queue.is_pull_expired(until_ms)):
                     continue
                 logger.error("%s was not pulled for two minutes: it is taken up again", queue)
@@ -313,7 +312,7 @@ class Rebalance:
     def is_balanced(self, topic: str, share: Collection[MessageQueue]) -> bool:
         """Whether exactly the queues of ``share`` are being consumed."""
         return {
-            queue for queue, process_queue in self._of_topic(topic) if not process_queue.dropped
+            queue for queue, process_queue in self._of_topic(topic) if not process_queue.is_closing
         } == set(share)
 
     # ---- reports ---------------------------------------------------------------------------------
@@ -385,17 +384,16 @@ class Rebalance:
     def _give_up(
         self, queue: MessageQueue, process_queue: ProcessQueue, now_ms: int
     ) -> Iterator[Instruction]:
+        if process_queue.closing_ms is None:
+            process_queue.closing_ms = now_ms
         if self._locks:
-            process_queue.dropped = True
             wait = now_ms - process_queue.last_lock_ms <= FORCED_UNLOCK_MS
-            if wait:
-                yield Persist(queue)
         else:
-            if process_queue.closing_ms is None:
-                process_queue.closing_ms = now_ms
             may_drain = self._drains and not process_queue.dropped
             wait = may_drain and now_ms - process_queue.closing_ms <= DRAIN_MS
         if wait:
+            if self._locks:
+                yield Persist(queue)
             yield AwaitIdle(queue, process_queue)
         else:
             yield self._release(queue, process_queue)
@@ -414,14 +412,14 @@ class Rebalance:
         if not self._locks:
             return []
         return locks_by_broker(
-            queue for queue, each in tuple(self.table.items()) if not each.dropped
+            queue for queue, each in tuple(self.table.items()) if not each.is_closing
         )
 
     @property
     def lacks_locks(self) -> bool:
         """Whether a queue lacks its lock."""
         return self._locks and any(
-            not each.locked and not each.dropped for each in tuple(self.table.values())
+            not each.locked and not each.is_closing for each in tuple(self.table.values())
         )
 
     def relocked(

@@ -156,10 +156,7 @@ class RebalanceExecutor:
 
     def _holds_dropped(self, topic: str) -> bool:
         table = tuple(self.rebalance.table.items())
-        return any(
-            queue.topic == topic and (each.dropped or each.closing_ms is not None)
-            for queue, each in table
-        )
+        return any(queue.topic == topic and each.is_closing for queue, each in table)
 
     async def _route(self, topic: str) -> Route | None:
         """Fetch an unknown route now: the retry topic of a group is created with its first member,

@@ -59,6 +59,11 @@ class Subscription:
         """Whether it needs brokers that support SQL, and a check before the start."""
         return self.data.expression_type != TAG
 
+    @property
+    def filter(self) -> object:
+        """What it selects; equal for subscriptions that select the same."""
+        return self.data.sub_string if self.is_sql else self._tags
+
     def renew(self, now_ms: int) -> None:
         """Give it a newer version: the assignment of queues has changed."""
         self.data = msgspec.structs.replace(self.data, sub_version=now_ms)
@@ -77,6 +82,20 @@ class Subscription:
             for message in messages
             if find_by_needle(message.record.raw_properties, _TAGS_NEEDLE) in wanted
         ]
+
+
+def require_same_filter(known: Subscription | None, subscription: Subscription) -> None:
+    """Raise ClientError if the topic of a subscription is subscribed with another filter already.
+
+    To replace it would pass over the messages of the first one.
+    """
+    if known is not None and known.filter != subscription.filter:
+        kind = "the SQL condition" if known.is_sql else "tags"
+        raise ClientError(
+            f"topic {known.topic} is subscribed with {kind} {known.data.sub_string!r} already",
+            hint="one consumer has one filter for a topic: name all tags in one subscription"
+            " (tags='A || B'), unsubscribe first, or use another group",
+        )
 
 
 def make_subscription(

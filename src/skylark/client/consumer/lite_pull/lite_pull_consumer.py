@@ -15,7 +15,8 @@ do about a message that fails, by seeking or by sending it elsewhere.
 **Commits.** :meth:`~LitePullConsumer.commit` returns when the brokers have stored the offsets (the
 file, for a broadcasting consumer), and :meth:`~LitePullConsumer.committed` asks them: what was
 committed does not come again, even if the process is killed the moment after. With ``auto_commit``
-a poll marks what *earlier* polls returned as consumed, every five seconds; such offsets are sent in
+a poll marks what *earlier* polls returned as consumed, every five seconds, and always when no
+message waits; such offsets are sent in
 the background, when a queue is taken away, and at the end, so a crash repeats messages and loses
 none. Leaving an iterator, or stopping, commits nothing by itself: the last messages handed out come
 again unless they were committed. Committing some queues leaves the others as they are.
@@ -44,7 +45,11 @@ from skylark.client.consumer.pull_consumer_base import (
 )
 from skylark.client.consumer.push.push_settings import QueueListener
 from skylark.client.consumer.rebalance import Settled
-from skylark.client.consumer.subscription import Subscription, make_subscription
+from skylark.client.consumer.subscription import (
+    Subscription,
+    make_subscription,
+    require_same_filter,
+)
 from skylark.client.core.argument_checks import checks_arguments
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.client_options import ClientOptions, Duration, in_seconds, seconds
@@ -113,7 +118,12 @@ class LitePullConsumer(PullClient):
         ``listener(topic, all queues, ours)`` is called when our share changes.
         """
         check_topic(topic)
-        make_subscription(topic, tags, sql=sql, now_ms=0)  # raises here rather than later
+        subscription = make_subscription(topic, tags, sql=sql, now_ms=0)  # raises here, not later
+        if (known := self._subscriptions.get(topic)) is not None:
+            known_tags, known_sql = known
+            require_same_filter(
+                make_subscription(topic, known_tags, sql=known_sql, now_ms=0), subscription
+            )
         self._choose("subscribe")
         self._subscriptions[topic] = (tags, sql)
         if listener is not None:
@@ -334,7 +344,8 @@ class LitePullConsumer(PullClient):
 
     async def _next(self, count: int | None, timeout: Duration | None) -> list[MessageExt]:  # noqa: ASYNC109
         clock = self._require_running().clock
-        if self.settings.auto_commit and clock.monotonic() >= self._commit_at:
+        is_due = clock.monotonic() >= self._commit_at or not self._queues.has_waiting
+        if self.settings.auto_commit and is_due:
             self._commit_at = clock.monotonic() + self.settings.commit_interval_s
             for queue, offset in self._handed_out(self._queues.queues).items():
                 self._session.offsets.update(queue, offset, increase_only=False)

@@ -193,6 +193,11 @@ class LiteQueues:
             if not found.process_queue.dropped
         ]
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether messages wait to be handed out."""
+        return self._front() is not None
+
     # ---- handing out -----------------------------------------------------------------------------
 
     async def wait(self, deadline: float) -> None:

@@ -11,8 +11,9 @@ raises RetryLater            it is sent back to the broker, with that delay leve
 raises DeadLetter            it becomes a dead letter of the group
 raises any other error       as RetryLater; the error is logged
 is cancelled                 the same, whether by itself or by something that it awaits
-hangs                        after ``consume_timeout`` the message is sent back, and the later
-                             result of the handler is ignored; the handler keeps its worker
+hangs                        after ``consume_timeout`` the message is sent back, and a coroutine is
+                             cancelled; a plain function keeps its thread, and its later result
+                             is ignored
 does not exist               it is sent back: the topic of a retry is no longer subscribed
 ===========================  ======================================================================
 
@@ -27,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, Final
 
@@ -187,6 +189,11 @@ class ConcurrentRunner(Runner):
                 return
             services.setup.stats.sent_back += 1
             process_queue.remove_first(message, services.clock.steady_ms())
+            self.pools.cancel(partial(_has, message))
+
+
+def _has(message: MessageExt, job: Job) -> bool:
+    return isinstance(job, ConcurrentJob) and message in job.batch
 
 
 class ConcurrentJob(msgspec.Struct, eq=False):

@@ -88,6 +88,7 @@ class Pools:
 
     def __init__(self, services: ConsumerServices) -> None:
         name, count = services.setup.group, services.setup.settings.concurrency
+        self._now_ms = services.clock.steady_ms
         self._loop_workers = LoopWorkers(name, count, services.clock, services.tasks)
         self._thread_workers = ThreadWorkers(name, count, services.clock, services.tasks)
 
@@ -103,9 +104,13 @@ class Pools:
         ``may_call`` is called in the thread of the handler just before; if it returns False, this
         raises NotCalled.
         """
-        job = CallJob(binding, argument, may_call)
+        job = CallJob(binding, argument, self._now_ms, may_call)
         self.submit(binding, [job])
         return await job.outcome
+
+    def cancel(self, is_wanted: Callable[[Job], bool]) -> None:
+        """Cancel handlers that hang; only coroutines can be cancelled."""
+        self._loop_workers.cancel(is_wanted)
 
     @property
     def is_current(self) -> bool:
@@ -127,14 +132,21 @@ class CallJob:
     """A call of a handler whose result is awaited; see :meth:`Pools.call`."""
 
     def __init__(
-        self, binding: Binding, argument: Any, may_call: Callable[[], bool] | None = None
+        self,
+        binding: Binding,
+        argument: Any,
+        now_ms: Callable[[], int],
+        may_call: Callable[[], bool] | None = None,
     ) -> None:
         self._binding = binding
         self._argument = argument
         self._may_call = may_call
+        self._now_ms = now_ms
+        self.started_ms: int | None = None
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def begin(self) -> bool:
+        self.started_ms = self._now_ms()
         return not self.outcome.cancelled()
 
     def call(self) -> Any:

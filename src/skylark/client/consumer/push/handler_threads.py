@@ -29,6 +29,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
+from contextvars import copy_context
 from typing import Any, Final
 
 from skylark.client.consumer.push.message_handlers import Job, check_result
@@ -221,7 +222,7 @@ class ThreadWorkers:
             try:
                 if not self._closed and job.begin():
                     called = True
-                    result = job.call()
+                    result = copy_context().run(job.call)
                     if result is not None:
                         check_result(result)
             except BaseException as raised:  # noqa: BLE001 - not even SystemExit ends a thread of the pool

@@ -5,23 +5,25 @@ most ``concurrency`` at a time:
 
 * :class:`LoopWorkers` are tasks on the application's loop. A task runs job after job, so a handler
   that never awaits needs no separate task; only when one awaits, the next task continues with the
-  jobs behind it. After some jobs in a row a task yields to the rest of the loop. Context variables
-  that a handler sets stay set for later messages of the same task.
+  jobs behind it. After some jobs in a row a task yields to the rest of the loop.
 * :class:`~skylark.client.consumer.push.handler_threads.ThreadWorkers` are daemon threads.
 
 A job is an object with ``begin``, ``call`` and ``finish`` (:class:`Job`), which belong to the
 caller. A handler has failed if it raises, if it is cancelled by what it awaits, or if it returns a
-generator or a coroutine, whose code never ran. A failed handler never ends a pool. Closing a pool
-starts no more handlers and waits for running ones. After the given time coroutines are cancelled;
-threads cannot be, so their results are ignored and they end with the process.
+generator or a coroutine, whose code never ran. A failed handler never ends a pool. Each call has a
+copy of the context, so context variables that a handler sets are not seen by later ones. Closing a
+pool starts no more handlers and waits for running ones. After the given time coroutines are
+cancelled; threads cannot be, so their results are ignored and they end with the process.
 """
 
 from __future__ import annotations
 
 import abc
 import asyncio
+import contextvars
 import inspect
 import logging
+import types
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import Any, Final, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
@@ -131,7 +133,8 @@ class HandlerSubscriptions(abc.ABC):
 
         ``tags`` (``"A || B"``) or an ``sql`` condition filter them; ``orderly`` keeps the order of
         each queue, and is the same for all topics of a consumer; with ``batch`` above 1 the
-        handler gets lists of at most so many messages. A second subscription replaces the first.
+        handler gets lists of at most so many messages. A second subscription with another
+        filter is refused; one with the same filter replaces the handler.
         After the start, the queues come with the next rebalance. Raises ClientError.
         """
         add = self._adding(topic, tags=tags, sql=sql, orderly=orderly, batch=batch)
@@ -175,6 +178,7 @@ class LoopWorkers:
         self._loop = asyncio.get_running_loop()
         self._ready: deque[Job] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._running: dict[Job, asyncio.Task[None]] = {}  # jobs whose handlers wait
         self._idle: list[asyncio.Future[None]] = []
         self._waking = False  # a task was woken that has not run yet
         self._closed = False
@@ -236,7 +240,7 @@ class LoopWorkers:
                 error: BaseException | None = None
                 self.running += 1
                 try:
-                    result = await job.call()
+                    result = await self._call(job)
                     if result is not None:
                         check_result(result)
                 except asyncio.CancelledError as cancelled:
@@ -254,6 +258,35 @@ class LoopWorkers:
             if burst >= BURST_MAX:
                 burst = 0
                 await yield_once()
+
+    @types.coroutine
+    def _call(self, job: Job) -> Generator[Any, Any, Any]:
+        """Await the coroutine of a handler, each step of it in a copy of the context."""
+        run = contextvars.copy_context().run
+        handler = run(job.call)
+        step, argument = handler.send, None
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            while True:
+                waits_for = run(step, argument)
+                self._running[job] = task
+                try:
+                    argument = yield waits_for
+                    step = handler.send
+                except BaseException as error:  # noqa: BLE001 - the handler gets any error
+                    step, argument = handler.throw, error
+        except StopIteration as end:
+            return end.value
+        finally:
+            self._running.pop(job, None)
+
+    def cancel(self, is_wanted: Callable[[Job], bool]) -> None:
+        """Cancel handlers that wait; each of them has failed then."""
+        for job, task in tuple(self._running.items()):
+            if is_wanted(job):
+                del self._running[job]  # cancelled once
+                task.cancel(f"{self._name}: the handler took longer than consume_timeout")
 
     def _ends_task(self, job: Job, cancelled: asyncio.CancelledError) -> bool:
         """Whether the task that called a handler ends with it; else the handler has failed."""

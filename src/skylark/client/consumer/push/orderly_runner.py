@@ -14,7 +14,8 @@ raises DeadLetter            they become dead letters at once
 returns OrderlyResult        as the result says: another wait, or commits by the handler
 returns an ack index         all of the batch is accepted, or none if it is less than all
 is cancelled                 as if it had raised
-hangs                        its queue stops
+hangs                        after ``consume_timeout`` a coroutine is cancelled, as if it had
+                             raised; the queue of a plain function stops
 waits for its turn           it is not called if the queue or its lock is lost before
 ===========================  ======================================================================
 
@@ -36,6 +37,7 @@ from skylark.client.consumer.consumer_send_back import STRAIGHT_TO_DEAD_LETTERS
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.push.consume_runner import (
     AssignedQueue,
+    CallJob,
     ConsumerServices,
     NotCalled,
     Runner,
@@ -125,7 +127,8 @@ class OrderlyRunner(Runner):
         services, process_queue = self.services, assigned.process_queue
         self._busy.add(process_queue)
         try:
-            if self._given_up(process_queue):
+            if process_queue.is_closing:
+                process_queue.make_again(batch)
                 return None
             try:
                 result, error = await self._call(assigned, batch)
@@ -154,7 +157,7 @@ class OrderlyRunner(Runner):
 
     def _may_call(self, process_queue: ProcessQueue) -> bool:
         """Whether the queue is still ours and locked; a handler may have waited long."""
-        if process_queue.dropped:
+        if process_queue.is_closing:
             return False
         services = self.services
         return not services.setup.settings.clustering or process_queue.is_lock_valid(
@@ -211,7 +214,20 @@ class OrderlyRunner(Runner):
         return gone
 
     async def expire(self, assigned: AssignedQueue) -> None:
-        """Does nothing: an orderly queue waits for its handler without limit."""
+        """Cancel coroutines that hang; a queue waits for plain functions without limit.
+
+        All queues of the consumer at once, because calls do not know theirs.
+        """
+        del assigned
+        services = self.services
+        limit_ms = services.clock.steady_ms() - services.setup.settings.consume_timeout_ms
+        self.pools.cancel(
+            lambda job: (
+                isinstance(job, CallJob)
+                and job.started_ms is not None
+                and job.started_ms < limit_ms
+            )
+        )
 
     def is_busy(self, process_queue: ProcessQueue) -> bool:
         return process_queue in self._busy

@@ -92,7 +92,7 @@ def next_step(
     queue: ProcessQueue, now_ms: int, begun_ms: int | None, *, clustering: bool
 ) -> NextStep:
     """Whether a task may take messages; ``begun_ms``: when it first did, None if never."""
-    if queue.dropped:
+    if queue.is_closing:
         return _END
     if clustering and not queue.is_lock_valid(now_ms):
         delay_ms = LOCK_DELAY_MS if begun_ms is None else LOCK_DELAY_WITHIN_MS

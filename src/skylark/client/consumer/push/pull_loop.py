@@ -240,7 +240,7 @@ class PullLoop:
         assigned = self._assigned
         if self._filters:
             call_hooks(self._filters, assigned.queue, wanted)
-        if assigned.process_queue.dropped or assigned.process_queue.closing_ms is not None:
+        if assigned.process_queue.is_closing:
             return False
         if not wanted:
             self._advance()

@@ -163,8 +163,7 @@ class PushParts:
                 RELOCK_INTERVAL_MS / 1000,
                 self.rebalancer.relock,
             )
-        else:
-            self.tasks.spawn(self.pull_service.expire_forever(), name="expire")
+        self.tasks.spawn(self.pull_service.expire_forever(), name="expire")
 
     async def leave(self) -> None:
         """Wait for handlers, save offsets, release locks, and leave the group."""

@@ -59,6 +59,7 @@ from skylark.client.consumer.push.push_settings import BATCH_MAX, PushKeywords, 
 from skylark.client.consumer.subscription import (
     Subscription,
     make_subscription,
+    require_same_filter,
     retry_subscription,
 )
 from skylark.client.core.argument_checks import checks_arguments
@@ -144,6 +145,7 @@ class PushConsumer(Startable, HandlerSubscriptions):
         subscription = make_subscription(topic, how["tags"], sql=how["sql"], now_ms=now_ms)
 
         def add(function: Handler) -> None:
+            require_same_filter(self._wanted.get(topic), subscription)
             self._orderly = orderly
             self._bindings[topic] = bind(topic, function, batch)
             self._wanted[topic] = subscription

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from skylark.core.errors import ClientError, TransportError
+from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from tests.unit.client.consumer.pull_world import bodies, polled, pull_world, queue
+
+FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 
 @pytest.mark.spec("client.8.36")
@@ -185,3 +188,17 @@ async def test_what_two_assign_to_themselves_is_not_taken_back(tmp_path: Path) -
         await w.clock.advance(seconds=20)
         await w.finish(one.stop())
         assert await w.committed("g") == 3
+
+
+async def test_a_member_that_joins_an_idle_group_repeats_nothing(tmp_path: Path) -> None:
+    async with pull_world(tmp_path, queue_count=2) as w, w.lite(consume_from_where=FIRST) as one:
+        for number in range(2):
+            await w.send(*(b"%d" % n for n in range(20)), queue_id=number)
+        await w.finish(one.subscribe("T").start())
+        assert len(await polled(w, one, 40)) == 40
+        assert await w.finish(one.poll(0.5)) == []  # so everything before is consumed
+        options = w.options(instance_name="other")
+        async with w.lite("g", options, consume_from_where=FIRST) as other:
+            await w.finish(other.subscribe("T").start())
+            await w.until(lambda: len(other.assignment) == 1)
+            assert await w.finish(other.poll(3)) == []

@@ -474,3 +474,14 @@ async def test_a_blocked_application_keeps_no_queue(tmp_path: Path) -> None:
             assert len(taken) == 2
             assert not {message.queue for message in mine} & taken
             assert sorted(bodies(of_other + mine)) == sorted([b"0", b"1", b"2", b"3"] * 2)
+
+
+def test_a_second_subscription_with_another_filter_is_refused() -> None:
+    consumer = LitePullConsumer("g").subscribe("T", "A")
+    with pytest.raises(ClientError, match="topic T is subscribed with tags 'A' already"):
+        consumer.subscribe("T", "B")
+    with pytest.raises(ClientError, match="topic T is subscribed with tags 'A' already"):
+        consumer.subscribe("T")
+    consumer.subscribe("T", "A")
+    consumer.unsubscribe("T")
+    consumer.subscribe("T", "B")

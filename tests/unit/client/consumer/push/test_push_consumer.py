@@ -147,6 +147,7 @@ async def test_a_new_subscription_replaces_the_old_one_at_the_broker(tmp_path: P
         consumer = w.consumer()
         consumer.subscribe("T", seen.handler, tags="A")
         async with consuming(w, consumer):
+            consumer.unsubscribe("T")
             consumer.subscribe("T", seen.handler, tags="B")
             await w.clock.advance(seconds=1)
             known = w.broker.features.groups.consumers.subscription("g", "T")
@@ -156,6 +157,20 @@ async def test_a_new_subscription_replaces_the_old_one_at_the_broker(tmp_path: P
             await w.send(b"b", tag="B")
             await w.clock.advance(seconds=1)
             assert seen == [b"b"]
+
+
+def test_a_second_subscription_with_another_filter_is_refused() -> None:
+    consumer = PushConsumer("g", ClientOptions(namesrv="127.0.0.1:1"))
+    seen = Seen()
+    consumer.subscribe("T", seen.handler, tags="A || B")
+    for other in ({"tags": "C"}, {"tags": "A"}, {}, {"sql": "a > 5"}):
+        with pytest.raises(
+            ClientError, match=r"topic T is subscribed with tags 'A \|\| B' already"
+        ):
+            consumer.subscribe("T", seen.handler, **other)  # type: ignore[call-overload]
+    consumer.subscribe("T", seen.handler, tags="B||A")  # the same
+    consumer.unsubscribe("T")
+    consumer.subscribe("T", seen.handler, tags="C")
 
 
 async def test_queues_are_shared_and_come_back(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from skylark.client.consumer.push import push_components as push_parts
 from skylark.client.consumer.push.concurrent_runner import ConcurrentRunner
 from skylark.client.consumer.push.consume_runner import AssignedQueue
 from skylark.client.core.client_message import DeadLetter, MessageExt, RetryLater
+from skylark.core.clock import yield_once
 from skylark.core.errors import BrokerError
 from skylark.core.lifecycle import Tasks
 from skylark.testing.virtual_clock import VirtualClock
@@ -459,3 +461,64 @@ async def test_after_an_error_handlers_that_hang_are_looked_for_again(
         await script.start(consumer)
         await script.clock.advance(minutes=3)
         assert looks.count("T") >= 2
+
+
+# ---- what a handler leaves behind ----------------------------------------------------------------
+
+LEFT_BEHIND: ContextVar[bytes | None] = ContextVar("left_behind", default=None)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_context_variables_of_a_handler_are_not_seen_by_the_next(
+    tmp_path: Path, plain: bool
+) -> None:
+    async with push_world(tmp_path) as w:
+        await w.send_many(20)
+        found: list[bytes | None] = []
+        consumer = w.consumer(concurrency=1)
+
+        async def handle(message: MessageExt) -> None:
+            found.append(LEFT_BEHIND.get())
+            LEFT_BEHIND.set(message.body)
+            await yield_once()
+            assert LEFT_BEHIND.get() == message.body
+
+        def handle_plainly(message: MessageExt) -> None:
+            found.append(LEFT_BEHIND.get())
+            LEFT_BEHIND.set(message.body)
+
+        consumer.subscribe("T", handle_plainly if plain else handle)
+        async with consuming(w, consumer):
+            await w.until(lambda: consumer.stats.consumed == 20)
+        assert found == [None] * 20
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+async def test_a_coroutine_that_hangs_is_cancelled_and_its_message_comes_again(
+    tmp_path: Path, orderly: bool
+) -> None:
+    async with push_world(tmp_path) as w:
+        await w.send_many(3)
+        consumer = w.consumer(concurrency=1, consume_timeout=60)
+        seen: list[tuple[bytes, int]] = []
+        cancelled: list[bytes] = []
+
+        @consumer.subscribe("T", orderly=orderly)
+        async def hang(message: MessageExt) -> None:
+            seen.append((message.body, message.reconsume_times))
+            if message.body == b"0" and not message.reconsume_times:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    cancelled.append(message.body)
+                    raise
+
+        async with consuming(w, consumer):
+            await w.clock.advance(seconds=58)
+            assert (seen, cancelled) == ([(b"0", 0)], [])
+            await w.clock.advance(seconds=70)
+            assert cancelled == [b"0"]
+            again = [(b"0", 1), (b"1", 0), (b"2", 0)]
+            assert sorted(seen[1:]) == again
+            if orderly:
+                assert seen[1:] == again
