@@ -20,7 +20,7 @@ Ctrl-C and SIGTERM end the job after the current batch; a second signal ends it 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -125,12 +125,10 @@ def stream_options(
     *,
     batch_rows: int | None,
     batch_rows_help: str = "Maximum rows per batch.",
-    needs_checkpoint: bool = False,
 ) -> Callable[[Command], Command]:
     """Add the options of jobs with a checkpoint, ``--dry-run`` and :func:`job_options`.
 
     ``batch_rows`` is the default; None: the job has its own, which ``batch_rows_help`` describes.
-    Jobs that send need a checkpoint.
     """
     start = click.option(
         "--from",
@@ -149,18 +147,18 @@ def stream_options(
     )
 
     def decorate(command: Command) -> Command:
-        @functools.wraps(command)
-        def checked(*args: Any, **given: Any) -> None:
-            if needs_checkpoint and given["checkpoint"] is None:
-                raise click.UsageError(
-                    "Give --checkpoint: without it each run would send everything again."
-                )
-            command(*args, **given)
-
-        with_notes = checkpoint_option(dry_run_option(job_options(checked)))
+        with_notes = checkpoint_option(dry_run_option(job_options(command)))
         return interval_option(start(tags_option(group(rows(with_notes)))))
 
     return decorate
+
+
+def require_checkpoint(given: Mapping[str, Any]) -> None:
+    """Check that a job that sends has a checkpoint."""
+    if given["checkpoint"] is None:
+        raise click.UsageError(
+            "Give --checkpoint: without it each run would send everything again."
+        )
 
 
 class JobModule(Protocol[O_contra, P_co]):

@@ -10,6 +10,7 @@ from skylark.cli.cli_context import CliContext
 from skylark.cli.job.job_options import (
     SparkGiven,
     plan_or_run,
+    require_checkpoint,
     stream_options,
 )
 
@@ -42,7 +43,7 @@ PLAN_COLUMNS = (
 @click.option(
     "--to-cluster-name", "to_name", help="Name of the target cluster.  [default: its own]"
 )
-@stream_options("mirror", batch_rows=200_000, needs_checkpoint=True)
+@stream_options("mirror", batch_rows=200_000)
 @click.pass_obj
 def command(context: CliContext, /, dry_run: bool, spark: SparkGiven, **given: Any) -> None:
     """Copy a topic to another cluster.
@@ -51,6 +52,7 @@ def command(context: CliContext, /, dry_run: bool, spark: SparkGiven, **given: A
     exist in the target cluster. Copies have the property MIRROR_FROM, and messages that came from
     the target cluster are not sent back, so clusters that mirror each other need different names.
     """
+    require_checkpoint(given)
     from skylark.spark.jobs import mirror_job as mirror
 
     options = mirror.MirrorOptions(**given)

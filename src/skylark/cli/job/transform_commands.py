@@ -11,6 +11,7 @@ from skylark.cli.cli_context import CliContext
 from skylark.cli.job.job_options import (
     SparkGiven,
     plan_or_run,
+    require_checkpoint,
     show_spans,
     stream_options,
 )
@@ -48,7 +49,6 @@ _EXAMPLE = (
     "job",
     batch_rows=None,
     batch_rows_help="Maximum rows per batch.  [default: 200000, exactly-once 20000]",
-    needs_checkpoint=True,
 )
 @click.pass_obj
 def command(
@@ -70,6 +70,7 @@ def command(
         sql = sql_file.read_text("utf-8")
     elif sql is None or sql_file is not None:
         raise click.UsageError("Give either --sql or --sql-file.")
+    require_checkpoint(given)
     from skylark.spark.jobs import transform_job as transform
 
     options = transform.TransformOptions(sql=sql, **given)
