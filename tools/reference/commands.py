@@ -14,7 +14,8 @@ from tools.reference.markdown import code, head, slug, table
 
 _INTRODUCTION: Final = """
 Every command of `skylark`; [the command line](../cli.md) introduces them, with examples that run.
-Global options stand before the command: `skylark --output json topic list`.
+Global options stand before the command: `skylark --log-level info topic list`. `--output` and `-n`
+may also follow it: `skylark topic list --output json`.
 
 ```console
 $ skylark --help

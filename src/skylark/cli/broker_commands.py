@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from skylark.cli.cli_context import CliContext
+from skylark.cli.command_helpers import given_namesrv
 from skylark.cli.foreground_server import (
     config_file_option,
     print_config_option,
@@ -47,7 +48,7 @@ def command(
     context: CliContext, config_file: Path | None, namesrv_addr: str | None, print_config: bool
 ) -> None:
     """Run a broker."""
-    config, given = _load(config_file, namesrv_addr)
+    config, given = _load(config_file, namesrv_addr or given_namesrv())
     if print_config:
         show_settings(config)
         return

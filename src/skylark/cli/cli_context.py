@@ -45,11 +45,11 @@ def configure(level: str, log_format: LogFormat) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
-@dataclass(frozen=True)
+@dataclass
 class CliContext:
     """The global options of one run of ``skylark``."""
 
-    output: Output
+    output: Output  # replaced if --output follows the command
     log_level: str | None  # None: the user did not give one
     log_format: LogFormat
     debug: bool

@@ -230,9 +230,9 @@ namesrv_option = click.option(
 )
 
 
-def given_namesrv() -> str | None:
-    """The value of ``-n`` of the running command."""
-    return click.get_current_context().meta.get(_NAMESRV)
+def given_namesrv(ctx: click.Context | None = None) -> str | None:
+    """The last ``-n`` of the running command, or of ``ctx``."""
+    return (ctx or click.get_current_context()).meta.get(_NAMESRV)
 
 
 def client_options(argument: str | None) -> ClientOptions:

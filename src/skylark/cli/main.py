@@ -21,8 +21,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 import click
 
 from skylark.cli.cli_context import LEVELS, CliContext, LogFormat
+from skylark.cli.command_helpers import given_namesrv, namesrv_option
 from skylark.cli.exit_codes import ExitCode, error_message, exit_code
-from skylark.cli.output import Output, OutputFormat
+from skylark.cli.output import FORMATS, Output, OutputFormat
 
 
 class LazyCommand(NamedTuple):
@@ -96,6 +97,45 @@ EXTRAS: Final = {
 }
 
 
+def _choose_output(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    """Check ``-n`` of the words before, and take ``--output`` instead of an earlier one."""
+    if ctx.resilient_parsing:  # completion: no command runs
+        return
+    is_group = isinstance(ctx.command, click.Group)
+    if not is_group and given_namesrv(ctx) and not _takes(ctx.command, "-n"):
+        ctx.fail(f"{ctx.command_path} uses no name server: leave out -n")
+    if value is not None:
+        ctx.obj.output = Output("json" if value == "json" else "table", sys.stdout, sys.stderr)
+
+
+def _add_global_options(command: click.Command) -> None:
+    """Let ``--output`` and ``-n`` follow the words of a command too.
+
+    The help of a group does not list them, that of a command lists those that it uses.
+    """
+    if _takes(command, "--output"):
+        return
+    is_group = isinstance(command, click.Group)
+    output = click.option(
+        "--output",
+        type=click.Choice(FORMATS),
+        expose_value=False,
+        callback=_choose_output,
+        hidden=is_group,
+        help="Output format.  [default: table]",
+    )
+    output(command)
+    if isinstance(command, click.Group):
+        namesrv_option(command)
+        command.params[-1].hidden = True  # type: ignore[attr-defined]
+        for below in command.commands.values():
+            _add_global_options(below)
+
+
+def _takes(command: click.Command, option: str) -> bool:
+    return any(option in parameter.opts for parameter in command.params)
+
+
 class LazyGroup(click.Group):
     """A group whose subcommands are listed in a table and imported when they are called."""
 
@@ -107,11 +147,13 @@ class LazyGroup(click.Group):
         return sorted({*super().list_commands(ctx), *self._table})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self._table:
-            return super().get_command(ctx, cmd_name)
-        module, _, attribute = self._table[cmd_name].target.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
+        command = super().get_command(ctx, cmd_name)
+        if cmd_name in self._table:
+            module, _, attribute = self._table[cmd_name].target.partition(":")
+            command = getattr(importlib.import_module(module), attribute)
+            assert isinstance(command, click.Command)
+        if command is not None:
+            _add_global_options(command)
         return command
 
     def resolve_command(
@@ -184,10 +226,11 @@ def _report(ctx: click.Context, error: Exception) -> NoReturn:
 @click.option(
     "--output",
     "output_format",
-    type=click.Choice(["table", "json"]),
+    type=click.Choice(FORMATS),
     default="table",
-    help="Output format.",
+    help="Output format; this option and -n may also follow the command.",
 )
+@namesrv_option
 @click.option(
     "--log-level",
     type=click.Choice(LEVELS),

@@ -26,6 +26,7 @@ from pathlib import PurePath
 from typing import Any, Literal, TextIO
 
 OutputFormat = Literal["table", "json"]
+FORMATS: tuple[OutputFormat, ...] = ("table", "json")
 Record = Mapping[str, object]
 #: Names of columns; as a mapping, with the attribute (``queue.queue_id``) or the function that
 #: gives the value of a column.

@@ -313,6 +313,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert ours == {
         "skylark.cli",
         "skylark.cli.cli_context",
+        "skylark.cli.command_helpers",
         "skylark.cli.exit_codes",
         "skylark.cli.main",
         "skylark.cli.output",
