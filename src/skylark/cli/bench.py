@@ -15,9 +15,9 @@ import click
 
 from skylark.cli.cli_context import CliContext
 from skylark.cli.command_helpers import (
+    GROUP,
     client_options,
     combined,
-    complete_groups,
     duration_s,
     given_namesrv,
     namesrv_option,
@@ -146,7 +146,7 @@ def send(context: CliContext, /, topic: str, **given: Any) -> None:
 @concurrency_option
 @click.option(
     "--group",
-    shell_complete=complete_groups,
+    type=GROUP,
     help="Consumer group to join.  [default: a new group, deleted at the end]",
 )
 @click.option(

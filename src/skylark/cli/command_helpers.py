@@ -26,6 +26,8 @@ import click
 from skylark.cli.cli_context import CliContext
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from skylark.admin.admin_client import Admin
     from skylark.admin.errors import ServerFailure
     from skylark.client.core.client_options import ClientOptions
@@ -170,21 +172,43 @@ def format_time(time_ms: int | None) -> str | None:
     )
 
 
-# ---- completion ----------------------------------------------------------------------------------
+# ---- names, with completion ----------------------------------------------------------------------
 
 
-def complete_topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Topics with this prefix; none if the cluster does not respond at once."""
-    return _complete(ctx, incomplete, lambda admin: admin.topics.names())
+async def _topics(admin: Admin) -> list[str]:
+    return await admin.topics.names()
 
 
-def complete_groups(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Consumer groups with this prefix; none if the cluster does not respond at once."""
+async def _groups(admin: Admin) -> list[str]:
+    return [group.group for group in (await admin.groups.all()).groups]
 
-    async def names(admin: Admin) -> list[str]:
-        return [group.group for group in (await admin.groups.all()).groups]
 
-    return _complete(ctx, incomplete, names)
+class NameType(click.types.StringParamType):
+    """A name of a topic or group: refused if it cannot be one, completed from the cluster."""
+
+    def __init__(self, problem: str, known: Callable[[Admin], Awaitable[list[str]]]) -> None:
+        """``problem``: the function of :mod:`skylark.core.names` that checks a name."""
+        self._problem = problem
+        self._known = known
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from skylark.core import names
+
+        if problem := getattr(names, self._problem)(value):
+            self.fail(problem, param, ctx)
+        return value
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Names with this prefix; none if the cluster does not respond at once."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(name) for name in _complete(ctx, incomplete, self._known)]
+
+
+TOPIC = NameType("topic_problem", _topics)
+GROUP = NameType("group_problem", _groups)
 
 
 def _complete(
@@ -210,8 +234,8 @@ def _complete(
     return [name for name in found if name.startswith(incomplete)]
 
 
-topic_argument = click.argument("topic", shell_complete=complete_topics)
-group_argument = click.argument("group", shell_complete=complete_groups)
+topic_argument = click.argument("topic", type=TOPIC)
+group_argument = click.argument("group", type=GROUP)
 
 
 def _keep_namesrv(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:

@@ -20,22 +20,28 @@ SIGTERM end it with exit code 0.
 
 from __future__ import annotations
 
+import errno
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+import os
+import stat
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from skylark.cli.cli_context import CliContext
 from skylark.cli.command_helpers import (
+    GROUP,
     client_options,
-    complete_groups,
-    complete_topics,
     given_namesrv,
     namesrv_option,
     parse_position,
+    topic_argument,
 )
 from skylark.cli.consume_print import FORMS, Form, Printer
 from skylark.cli.exit_codes import translated_errors
@@ -79,13 +85,15 @@ class Wanted:
     tags: str | None
     queue: str | None
     broadcast: bool = False
+    sql: str | None = None
+    last: int | None = None
 
 
 @click.command(
     "consume",
     epilog="Example: skylark consume orders --from 2026-11-01T08:00 --tags 'new || paid'",
 )
-@click.argument("topic", shell_complete=complete_topics)
+@topic_argument
 @namesrv_option
 @click.option(
     "--from",
@@ -103,7 +111,7 @@ class Wanted:
 )
 @click.option(
     "--group",
-    shell_complete=complete_groups,
+    type=GROUP,
     help="Consumer group to join; commits the offsets of printed messages.",
 )
 @click.option(
@@ -115,7 +123,11 @@ class Wanted:
     type=click.Choice(FORMS),
     help="Columns, JSON, or only the body, one line per message.  [default: from --output]",
 )
+@click.option("--last", type=click.IntRange(min=1), help="Start with the N newest messages.")
 @click.option("--tags", metavar="A||B", help="Only messages with one of these tags.")
+@click.option(
+    "--sql", metavar="CONDITION", help='Only messages whose properties match: "price > 10".'
+)
 @click.option(
     "--queue",
     metavar="[BROKER:]ID",
@@ -131,7 +143,9 @@ def command(
     group: str | None,
     broadcast: bool,
     form: Form | None,
+    last: int | None,
     tags: str | None,
+    sql: str | None,
     queue: str | None,
 ) -> None:
     """Print the messages of a topic.
@@ -147,11 +161,13 @@ def command(
         )
     if broadcast and group is None:
         raise click.UsageError("--broadcast needs --group: offsets are stored per group")
-    wanted = Wanted(
-        topic, parse_position(start or "earliest", "--from"), follow, tags, queue, broadcast
-    )
+    if last is not None and (start, group) != (None, None):
+        raise click.UsageError("--last is a start position: leave out --from and --group")
+    position = parse_position(start or "earliest", "--from")
+    wanted = Wanted(topic, position, follow, tags, queue, broadcast, sql, last)
     if group is not None and isinstance(wanted.start, int):
         raise click.UsageError("with --group, --from is earliest, latest or a time, not an offset")
+    _check_filter(wanted)
     context.configure_logging(
         "error"
     )  # the client's warnings that matter are errors of this command
@@ -165,16 +181,64 @@ def command(
         asyncio.run(_until_signal(work))
 
 
+def _check_filter(wanted: Wanted) -> None:
+    """Refuse tags and conditions that no broker would accept."""
+    from skylark.client.consumer.subscription import make_subscription
+    from skylark.core.errors import ClientError
+
+    try:
+        make_subscription(wanted.topic, wanted.tags, sql=wanted.sql, now_ms=0)
+    except ClientError as error:
+        raise click.UsageError(str(error)) from error
+
+
 async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work`` until it ends; SIGTERM and Ctrl-C cancel it, which is not an error."""
+    """Run ``work`` until it ends; SIGTERM and Ctrl-C cancel it, which is not an error.
+
+    If stdout is a pipe whose reader has gone, as in ``skylark consume T | head``, it raises
+    BrokenPipeError at once, not only with the next message.
+    """
     import asyncio
     from contextlib import suppress
 
     from skylark.client.core.shutdown_signals import call_on_signal
 
     task = asyncio.create_task(work)
-    with call_on_signal(task.cancel), suppress(asyncio.CancelledError):
+    with (
+        _reader_gone(task.cancel) as is_gone,
+        call_on_signal(task.cancel),
+        suppress(asyncio.CancelledError),
+    ):
         await task
+    if is_gone():
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+@contextmanager
+def _reader_gone(callback: Callable[[], object]) -> Iterator[Callable[[], bool]]:
+    """Call ``callback`` when the reader of stdout has gone; yields whether it has."""
+    import asyncio
+
+    gone: list[bool] = []
+    loop = asyncio.get_running_loop()
+
+    def noticed() -> None:
+        loop.remove_reader(descriptor)
+        gone.append(True)
+        callback()
+
+    try:
+        descriptor = sys.stdout.fileno()
+        is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    except OSError:  # closed, or not a file
+        is_pipe = False
+    if is_pipe:  # the writing end becomes readable when the reading end is closed
+        loop.add_reader(descriptor, noticed)
+    try:
+        yield lambda: bool(gone)
+    finally:
+        if is_pipe:
+            loop.remove_reader(descriptor)
 
 
 # ---- as a member of a group ----------------------------------------------------------------------
@@ -195,7 +259,9 @@ async def _consume_group(
         settings["message_model"] = type(LitePullSettings().message_model).BROADCASTING
     consumer = LitePullConsumer(group, options, **settings)
     settled = asyncio.Event()
-    consumer.subscribe(wanted.topic, wanted.tags, listener=lambda *shared: settled.set())
+    consumer.subscribe(
+        wanted.topic, wanted.tags, sql=wanted.sql, listener=lambda *shared: settled.set()
+    )
     async with consumer:
         await consumer.fetch_queues(wanted.topic)  # raises at once if the topic does not exist
         if not wanted.follow:
@@ -254,13 +320,18 @@ async def _consume_plain(printer: Printer, wanted: Wanted, options: ClientOption
         if not readers:
             raise click.BadParameter(f"{wanted.topic} has no such queue", param_hint="--queue")
         await asyncio.gather(*(reader.place(wanted.start) for reader in readers))
-        async with aclosing(merged([reader.stored() for reader in readers])) as stored:
-            async for message in stored:
-                printer.show([message])
-                if printer.is_done:
-                    return
+        if wanted.last is not None:
+            newest = await asyncio.gather(*(reader.newest(wanted.last) for reader in readers))
+            printer.show(_newest(newest, wanted.last))
+        else:
+            async with aclosing(merged([reader.stored() for reader in readers])) as stored:
+                async for message in stored:
+                    printer.show([message])
+                    if printer.is_done:
+                        return
         printer.flush()
-        if wanted.follow:
+        follows = wanted.follow and not printer.is_done
+        if follows:
             async with aclosing(
                 _following(instance, link, wanted, began, readers, printer.output)
             ) as coming:
@@ -271,13 +342,21 @@ async def _consume_plain(printer: Printer, wanted: Wanted, options: ClientOption
                         return
 
 
+def _newest(of_queues: Iterable[list[MessageExt]], count: int) -> list[MessageExt]:
+    """The newest messages of all queues, in the order of their store time."""
+    found = sorted(chain.from_iterable(of_queues), key=lambda it: it.record.store_timestamp)
+    return found[-count:]
+
+
 def _readers(
     instance: ClientInstance, link: BrokerConnections, wanted: Wanted, route: Route, output: Output
 ) -> list[_QueueReader]:
     """A reader for each selected queue."""
     from skylark.client.consumer.subscription import make_subscription
 
-    subscription = make_subscription(route.topic, wanted.tags, now_ms=link.clock.now_ms())
+    subscription = make_subscription(
+        route.topic, wanted.tags, sql=wanted.sql, now_ms=link.clock.now_ms()
+    )
     return [
         _QueueReader(instance, link, route, place, subscription, output)
         for place, queue in enumerate(route.subscribe)
@@ -330,18 +409,33 @@ class _QueueReader:
         await self.place(began if start == "latest" else start)
         self._end = self._start
 
-    async def stored(self) -> AsyncGenerator[MessageExt, None]:
+    def stored(self) -> AsyncGenerator[MessageExt, None]:
         """The stored messages."""
-        offset = self._start
-        while offset < self._end:
+        return self._between(self._start, self._end)
+
+    async def _between(self, offset: int, end: int) -> AsyncGenerator[MessageExt, None]:
+        while offset < end:
             messages, next_offset = await self._pull(offset, wait=False)
             for message in messages:
-                if message.queue_offset < self._end:
+                if message.queue_offset < end:
                     yield message
             if next_offset <= offset:  # no messages any more: topic deleted or created again
-                self._output.info(f"{self.queue} ends at {offset}, before {self._end}")
+                self._output.info(f"{self.queue} ends at {offset}, before {end}")
                 return
             offset = next_offset
+
+    async def newest(self, count: int) -> list[MessageExt]:
+        """The newest ``count`` stored messages that match, or all of them.
+
+        Reads further back as long as the filter leaves too few.
+        """
+        found: list[MessageExt] = []
+        end, span = self._end, count
+        while len(found) < count and end > self._start:
+            first = max(self._start, end - span)
+            found[:0] = [message async for message in self._between(first, end)]
+            end, span = first, 8 * span
+        return found[-count:]
 
     async def follow(self, arrived: asyncio.Queue[list[MessageExt] | Exception]) -> None:
         """Put new messages into ``arrived``, or an error that is not transient."""
@@ -362,6 +456,7 @@ class _QueueReader:
         """
         from skylark.client.consumer.pull_api import PullTerms
         from skylark.client.errors import UndecodableError
+        from skylark.client.public_names import FilterSyntaxError
         from skylark.core.errors import (
             NoPermissionError,
             SkylarkError,
@@ -370,7 +465,12 @@ class _QueueReader:
         )
 
         suspend_s = SUSPEND_S if wait else 0.0
-        terms = PullTerms(count_max=PULL_COUNT, suspend_s=suspend_s, timeout_s=PULL_TIMEOUT_S)
+        terms = PullTerms(
+            count_max=PULL_COUNT,
+            suspend_s=suspend_s,
+            timeout_s=PULL_TIMEOUT_S,
+            needs_version=False,  # without a group there are no heartbeats
+        )
         tries_left = None if wait else TRIES_MAX
         is_reported = False
         while True:
@@ -379,7 +479,12 @@ class _QueueReader:
             except UndecodableError as error:
                 self._output.info(f"{error}: skipped")
                 return [], error.next_offset
-            except (TopicNotExistError, NoPermissionError, SubscriptionGroupNotExistError):
+            except (
+                FilterSyntaxError,
+                TopicNotExistError,
+                NoPermissionError,
+                SubscriptionGroupNotExistError,
+            ):
                 raise
             except SkylarkError as error:
                 if tries_left is not None:

@@ -23,6 +23,8 @@ from enum import IntEnum
 
 import click
 
+_SUBSCRIPTION_PARSE_FAILED = 23  # the response code of a broker
+
 
 class ExitCode(IntEnum):
     """The exit code of the process."""
@@ -66,6 +68,8 @@ def exit_code(error: Exception) -> ExitCode:
         (errors.NoRouteError, ExitCode.NOT_FOUND),
         (errors.RequestReplyTimeoutError, ExitCode.UNREACHABLE),
     )
+    if isinstance(error, errors.BrokerError) and error.code == _SUBSCRIPTION_PARSE_FAILED:
+        return ExitCode.USAGE  # --tags or --sql
     for kind, code in table:
         if isinstance(error, kind):
             return code

@@ -13,8 +13,8 @@ import click
 
 from skylark.cli.cli_context import CliContext
 from skylark.cli.command_helpers import (
+    TOPIC,
     call_admin,
-    complete_topics,
     confirm,
     format_time,
     group_argument,
@@ -165,7 +165,7 @@ def describe(context: CliContext, group: str, owners: bool) -> None:
     epilog="Example: skylark group reset-offset billing orders --to 2026-11-01T08:00 --dry-run",
 )
 @group_argument
-@click.argument("topic", shell_complete=complete_topics)
+@click.argument("topic", type=TOPIC)
 @namesrv_option
 @click.option(
     "--to",
@@ -199,7 +199,7 @@ def reset_offset(
 
 @command.command("skip", epilog="Example: skylark group skip billing orders --yes")
 @group_argument
-@click.argument("topic", required=False, shell_complete=complete_topics)
+@click.argument("topic", required=False, type=TOPIC)
 @namesrv_option
 @dry_run_option
 @yes_option

@@ -14,9 +14,9 @@ import click
 
 from skylark.cli.cli_context import CliContext
 from skylark.cli.command_helpers import (
+    GROUP,
+    TOPIC,
     call_admin,
-    complete_groups,
-    complete_topics,
     format_time,
     namesrv_option,
     parse_time,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 topic_option = click.option(
-    "--topic", shell_complete=complete_topics, help="Topic of the message.  [default: search all]"
+    "--topic", type=TOPIC, help="Topic of the message.  [default: search all]"
 )
 from_option = click.option(
     "--from",
@@ -153,7 +153,7 @@ def query(
 @topic_option
 @click.option(
     "--group",
-    shell_complete=complete_groups,
+    type=GROUP,
     help="Only this group.  [default: all groups of the topic]",
 )
 @click.pass_obj

@@ -43,6 +43,8 @@ def cell_text(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, list | tuple | set | frozenset):
         return ", ".join(map(cell_text, value)) or "-"
+    if isinstance(value, float):  # a measured value: further digits mean nothing
+        return str(round(value, 2) if abs(value) >= 1 else float(f"{value:.3g}"))
     text = str(_plain(value))
     if text.isprintable():
         return text

@@ -8,6 +8,10 @@ queue and keep their order; with ``--batch`` each request has a number of messag
 together or not at all; otherwise the messages of a chunk are sent concurrently. ``--rate`` makes
 the chunks small and spaces them.
 
+Input lines of ``--jsonl`` may be what ``skylark consume --format json`` prints: then the fields
+about the place and time of the original, and the properties that a client or broker sets, are
+ignored.
+
 If a message fails, the command prints the results of the rest of its chunk and then ends with the
 first error. Errors have a hint what to do (:func:`skylark.cli.exit_codes.translated_errors`).
 """
@@ -28,11 +32,11 @@ import click
 from skylark.cli.cli_context import CliContext
 from skylark.cli.command_helpers import (
     client_options,
-    complete_topics,
     duration_s,
     given_namesrv,
     key_value,
     namesrv_option,
+    topic_argument,
 )
 from skylark.cli.exit_codes import translated_errors
 
@@ -41,8 +45,9 @@ if TYPE_CHECKING:
     from skylark.client.core.client_options import ClientOptions
     from skylark.client.producer.producer import Producer
     from skylark.client.producer.send_options import SendKeywords
+    from skylark.client.public_names import MessageQueue
 
-GROUP = "skylark-produce"
+PRODUCER_GROUP = "skylark-produce"
 STDIN = "-"
 #: Messages sent concurrently, at most.
 PIECE_COUNT_MAX = 1_000
@@ -66,6 +71,12 @@ class JsonLine:
     properties: dict[str, str] = field(default_factory=dict)
 
 
+#: Further fields of a line that ``skylark consume`` has printed.
+PRINTED = frozenset(
+    {"topic", "broker", "queue", "offset", "msg_id", "born_time", "store_time", "reconsume_times"}
+)
+
+
 @dataclass(frozen=True)
 class Common:
     """The options that apply to every message."""
@@ -80,7 +91,7 @@ class Common:
     "produce",
     epilog="Examples: skylark produce orders hello --tag new; seq 9 | skylark produce orders -",
 )
-@click.argument("topic", shell_complete=complete_topics)
+@topic_argument
 @click.argument("bodies", metavar="[BODY]...", nargs=-1)
 @namesrv_option
 @click.option("--tag", help="Tag of the messages, for filters of consumers.")
@@ -97,6 +108,7 @@ class Common:
     metavar="KEY",
     help="Sharding key: messages with equal keys go to one queue, in order.",
 )
+@click.option("--queue", metavar="[BROKER:]ID", help="Send to this queue; not with --shard.")
 @click.option("--delay", metavar="TIME", help="Delay of the delivery: 500ms, 10s, 5m, 2h, 1d.")
 @click.option(
     "--count",
@@ -108,7 +120,8 @@ class Common:
 @click.option(
     "--jsonl",
     is_flag=True,
-    help="Input lines are JSON objects: body or body_base64, and tag, keys, properties.",
+    help="Input lines are JSON objects: body or body_base64, and tag, keys, properties; or what"
+    " consume --format json prints.",
 )
 @click.option(
     "--file",
@@ -134,6 +147,7 @@ def command(
     keys: tuple[str, ...],
     properties: tuple[str, ...],
     shard: str | None,
+    queue: str | None,
     delay: str | None,
     repeats: int,
     jsonl: bool,
@@ -154,12 +168,17 @@ def command(
     if (jsonl or path is not None) and not reads_lines:
         option = "--jsonl reads stdin" if jsonl else "--file has the messages"
         raise click.UsageError(f"{option}: leave out BODY")
+    if queue is not None and shard is not None:
+        raise click.UsageError("--shard chooses the queue: leave out --queue or --shard")
     if batch_size is not None and (delay, shard) != (None, None):
         raise click.UsageError("--batch cannot be combined with --delay or --shard")
-    common = Common(topic, tag, keys, dict(key_value(text, "--property") for text in properties))
+    common = Common(topic, tag, keys, dict(_property(text) for text in properties))
     sizes = Sizes(repeats, _chunk_size(batch_size, rate))
     make = _json_message if jsonl else _plain_message
-    pieces = _piped(common, make, path, sizes) if reads_lines else _given(common, bodies, sizes)
+    empty = EmptyLines()
+    pieces = (
+        _piped(common, make, path, sizes, empty) if reads_lines else _given(common, bodies, sizes)
+    )
     how = SendKeywords()
     if shard is not None:
         how["shard"] = shard
@@ -181,7 +200,30 @@ def command(
         if batch_size is not None:
             sending.batch_size = batch_size
         sending.rate = rate
-        asyncio.run(sending.run(client_options(given_namesrv()), pieces))
+        sending.queue = queue
+        asyncio.run(sending.run(client_options(given_namesrv()), topic, pieces))
+    if empty.count:
+        lines = "line" if empty.count == 1 else "lines"
+        context.output.warn(f"skipped {empty.count} empty {lines}: a message needs a body")
+
+
+def _property(text: str) -> tuple[str, str]:
+    name, value = key_value(text, "--property")
+    if problem := _property_problem(name, value):
+        raise click.BadParameter(problem, param_hint="--property")
+    return name, value
+
+
+def _property_problem(name: str, value: str) -> str | None:
+    """Why an application may not set this property, or None."""
+    from skylark.client.core.validation import check_properties
+    from skylark.core.errors import InvalidMessageError
+
+    try:
+        check_properties({name: value})
+    except InvalidMessageError as error:
+        return str(error)
+    return None
 
 
 def _chunk_size(batch_size: int | None, rate: float | None) -> int:
@@ -198,18 +240,23 @@ class _Sending:
     def __init__(self, is_json: bool, how: SendKeywords, step: Callable[[int], None]) -> None:
         self.batch_size = 0  # 0: no batches
         self.rate: float | None = None
+        self.queue: str | None = None
         self._is_json = is_json
         self._how = how
         self._step = step
         self._has_heading = False
 
-    async def run(self, options: ClientOptions, pieces: AsyncIterator[list[Message]]) -> None:
+    async def run(
+        self, options: ClientOptions, topic: str, pieces: AsyncIterator[list[Message]]
+    ) -> None:
         from skylark.client.producer.producer import Producer
         from skylark.core.clock import LoopClock
 
         clock = LoopClock()
         due = clock.monotonic()
-        async with Producer(GROUP, options) as producer:
+        async with Producer(PRODUCER_GROUP, options) as producer:
+            if self.queue is not None:
+                self._how["queue"] = _chosen_queue(self.queue, await producer.queues(topic))
             async for piece in pieces:
                 if self.rate is not None:
                     await clock.sleep(due - clock.monotonic())
@@ -231,7 +278,7 @@ class _Sending:
         if self.batch_size:
             for start in range(0, len(piece), self.batch_size):
                 batch = piece[start : start + self.batch_size]
-                for stored in await producer.send_batch(batch):
+                for stored in await producer.send_batch(batch, **self._how):
                     self._show(stored)
             return None
         sends = (producer.send(message, **self._how) for message in piece)
@@ -267,6 +314,27 @@ class _Sending:
         )
 
 
+def _chosen_queue(text: str, queues: list[MessageQueue]) -> MessageQueue:
+    """The queue that ``--queue`` names."""
+    found = [
+        queue
+        for queue in queues
+        if text in (str(queue.queue_id), f"{queue.broker_name}:{queue.queue_id}")
+    ]
+    if len(found) == 1:
+        return found[0]
+    first, last = queues[0], queues[-1]
+    problem = (
+        f"{first.topic} has no such queue: {first.broker_name}:{first.queue_id} to"
+        f" {last.broker_name}:{last.queue_id}"
+    )
+    if found:
+        problem = (
+            f"several brokers have it: {', '.join(f'{it.broker_name}:{text}' for it in found)}"
+        )
+    raise click.BadParameter(problem, param_hint="--queue")
+
+
 # ---- the messages to send ------------------------------------------------------------------------
 
 
@@ -276,6 +344,13 @@ class Sizes:
 
     repeats: int
     piece_size: int
+
+
+@dataclass
+class EmptyLines:
+    """The input lines that were skipped."""
+
+    count: int = 0
 
 
 async def _given(
@@ -292,6 +367,7 @@ async def _piped(
     make: Callable[[Common, bytes, int], Message],
     path: Path | None,
     sizes: Sizes,
+    empty: EmptyLines,
 ) -> AsyncIterator[list[Message]]:
     """Messages from the lines of a file or stdin, in the chunks in which they arrive."""
     number = 0
@@ -302,6 +378,8 @@ async def _piped(
                 number += 1
                 if line:
                     messages.append(make(common, line, number))
+                else:
+                    empty.count += 1
             for piece in _chunks(messages, sizes):
                 yield piece
 
@@ -331,7 +409,8 @@ async def _lines(descriptor: int) -> AsyncIterator[list[bytes]]:
                 f"an input line is longer than {LINE_SIZE_MAX} bytes, too long for a message"
             )
         yield lines
-    yield [rest]
+    if rest:
+        yield [rest]
 
 
 async def _readable(descriptor: int) -> None:
@@ -375,7 +454,8 @@ def _json_message(common: Common, line: bytes, number: int) -> Message:
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise click.ClickException(f"input line {number}: {error}") from error
     known = [each.name for each in fields(JsonLine)]
-    if unknown := sorted(found.keys() - set(known)):
+    is_printed = "msg_id" in found
+    if unknown := sorted(found.keys() - set(known) - (PRINTED if is_printed else set())):
         raise click.ClickException(
             f"input line {number}: unknown key {unknown[0]!r}: known are {', '.join(known)}"
         )
@@ -386,10 +466,15 @@ def _json_message(common: Common, line: bytes, number: int) -> Message:
         body = row.body.encode("utf-8", "surrogatepass")
     assert body is not None
     keys = row.keys.split() if isinstance(row.keys, str) else row.keys
+    properties = row.properties
+    if is_printed:
+        properties = {
+            key: value for key, value in properties.items() if not _property_problem(key, value)
+        }
     return Message(
         common.topic,
         body,
         tag=row.tag if row.tag is not None else common.tag,
         keys=keys or common.keys,
-        properties={**common.properties, **row.properties},
+        properties={**common.properties, **properties},
     )

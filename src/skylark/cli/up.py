@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import key_value
+from skylark.cli.command_helpers import TOPIC, key_value
 from skylark.cli.foreground_server import run_server, run_until
 
 if TYPE_CHECKING:
@@ -336,6 +336,7 @@ def _topic(text: str) -> tuple[str, int]:
     from skylark.admin.topic_operations import DEFAULT_QUEUE_COUNT
 
     name, colon, count = text.partition(":")
+    TOPIC.convert(name, None, None)
     if not colon:
         return name, DEFAULT_QUEUE_COUNT
     if not count.isascii() or not count.isdigit() or int(count) < 1:

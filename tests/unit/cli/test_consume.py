@@ -230,6 +230,21 @@ def test_the_reader_of_a_pipe_goes_away(shell: Shell) -> None:
         running.process.stdout = None
 
 
+@pytest.mark.parametrize("arguments", [(), ("--group", "readers")], ids=["alone", "group"])
+def test_the_reader_of_a_pipe_goes_away_and_nothing_comes(
+    shell: Shell, arguments: tuple[str, ...]
+) -> None:
+    shell.produce("x")
+    with shell.following(*arguments) as running:
+        assert running.body() == "x"
+        assert running.process.stdout is not None
+        running.process.stdout.close()
+        assert running.process.wait(TIMEOUT_S) == 1
+        assert running.process.stderr is not None
+        assert running.process.stderr.read() == ""
+        running.process.stdout = None
+
+
 async def test_queues_that_the_topic_gets(
     home: Path, cluster: Up, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,7 @@ class PullTerms(msgspec.Struct, frozen=True, kw_only=True):
     #: the subscription is known from heartbeats, in this version at least
     is_registered: bool = False
     with_subscription: bool = True
+    needs_version: bool = True  #: SQL: refuse brokers that have not answered a heartbeat
 
 
 class QueueAccess:
@@ -99,7 +100,7 @@ class QueueAccess:
         it, raises UndecodableError.
         """
         target = await self.link.lookup.reader_of(queue, broker_id)
-        if subscription.is_sql:
+        if subscription.is_sql and terms.needs_version:
             require_sql(self._instance, target, queue)
         header = self._pull_header(queue, subscription, offset, terms, target)
         pulled = await self._call(target.address, header, queue.broker_name, terms)
