@@ -242,17 +242,15 @@ def check_namesrv(health: HealthReport) -> Finding:
     servers = [server for server in health.servers if server.role == "namesrv"]
     away = [server for server in servers if server.answer_ms is None]
     if len(away) == len(servers):
-        names = ", ".join(server.address for server in servers)
+        problems = "; ".join(dict.fromkeys(str(server.problem) for server in servers))
         return Finding(
-            "namesrv",
-            "-",
-            f"no response from {names}: start one with skylark up, or give -n HOST:PORT",
+            "namesrv", "-", f"{problems}: start one with skylark up, or give -n HOST:PORT"
         )
     if away:
         return Finding(
             "namesrv",
             "not",
-            f"no response from {', '.join(server.address for server in away)}",
+            "; ".join(str(server.problem) for server in away),
             "start it again, or leave it out of the list",
         )
     times = ", ".join(f"{server.address} in {server.answer_ms} ms" for server in servers)

@@ -33,13 +33,14 @@ from skylark.client.core.request_signing import RequestChain
 from skylark.client.core.route_cache import Lookup
 from skylark.client.metrics import ClientMetrics
 from skylark.core.clock import Clock
-from skylark.core.errors import ClientStateError
+from skylark.core.errors import ClientStateError, TransportError
 from skylark.core.names import Address
 from skylark.net.client import RemotingClient
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
 from skylark.net.transport import BACKLOG, Listener, Network
+from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -95,6 +96,15 @@ class WatchedNetwork:
 
 
 logger = logging.getLogger(__name__)
+
+#: Requests that every version of a name server knows.
+_EVERY_NAME_SERVER: Final = frozenset(
+    {
+        RequestCode.GET_ROUTEINFO_BY_TOPIC,
+        RequestCode.GET_BROKER_CLUSTER_INFO,
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+    }
+)
 
 IN_FLIGHT_MAX: Final = 65_535
 IN_FLIGHT_BYTES_MAX: Final = 100 * 1024 * 1024
@@ -185,11 +195,17 @@ class BrokerConnections:
     async def call_name_server(
         self, address: str, request: Command, timeout_s: float = TIMEOUT_S
     ) -> Command:
-        """As :meth:`call`, with the additions for name servers."""
+        """As :meth:`call`, with the additions for name servers.
+
+        Raises TransportError too for a server that is no name server.
+        """
         self._check_process()
         self._chain.before_name_server(address, request)
         answer = await self._client.call(address, request, timeout_s)
         self._chain.after(address, request, answer)
+        is_known = answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        if request.code in _EVERY_NAME_SERVER and not is_known:
+            raise TransportError(f"{address} answers like a broker, not like a name server")
         return answer
 
     def send_address(self, address: str) -> str:
