@@ -180,13 +180,14 @@ def _run(
     import os
     import shutil
 
-    from skylark.launch.data_folder_lock import claimed
+    from skylark.launch.data_folder_lock import LOG_NAME, claimed
 
     try:
         with claimed(options.data, detached=detached):
             if detached:
                 os.chdir(options.data)  # do not keep the user's folder or its file system in use
-            run_server(partial(_serve, options, topics, child_arguments, announce))
+            log = options.data / LOG_NAME if detached else None
+            run_server(partial(_serve, options, topics, child_arguments, announce, log))
     finally:
         if options.ephemeral:
             shutil.rmtree(options.data, ignore_errors=True)
@@ -258,8 +259,10 @@ async def _serve(
     topics: list[tuple[str, int]],
     child_arguments: list[str],
     announce: Callable[[str], None],
+    log: Path | None,
     stop: asyncio.Event,
 ) -> None:
+    """Run the cluster until ``stop`` is set; keeps the file ``log`` small."""
     from skylark.launch.local_cluster import Cluster
 
     cluster = Cluster(options, child_arguments=child_arguments)
@@ -271,7 +274,7 @@ async def _serve(
         announce("\n".join([*remarks, ready]))
 
     try:
-        await run_until(_work(cluster, topics, is_ready), stop)  # also stops during the start
+        await run_until(_work(cluster, topics, is_ready, log), stop)  # also stops during the start
     finally:
         await cluster.stop()
 
@@ -298,10 +301,16 @@ async def _make_topics(namesrv: str, topics: list[tuple[str, int]]) -> list[str]
 
 
 async def _work(
-    cluster: Cluster, topics: list[tuple[str, int]], is_ready: Callable[[list[str]], None]
+    cluster: Cluster,
+    topics: list[tuple[str, int]],
+    is_ready: Callable[[list[str]], None],
+    log: Path | None,
 ) -> None:
     import asyncio
     import logging
+
+    from skylark.core.clock import LoopClock
+    from skylark.launch.detached_process import limit_log
 
     await cluster.start()
     is_ready(await _make_topics(str(cluster.namesrv), topics) if topics else [])
@@ -313,6 +322,8 @@ async def _work(
     async with asyncio.TaskGroup() as group:
         group.create_task(resolve_forever(str(cluster.namesrv)))
         group.create_task(cluster.watch())
+        if log is not None:
+            group.create_task(limit_log(log, LoopClock()))
 
 
 def _file_settings(config_file: Path | None) -> dict[str, str]:

@@ -10,14 +10,16 @@ The child has its own session and ignores SIGHUP, so neither Ctrl-C nor closing 
 it. It sends the parent one message about its start: the line that ``work`` passes to ``ready``, or
 the text and the exit code of an earlier error. If the child dies before that, the pipe closes and
 the parent notices at once; so no timeout is needed, however long a recovery takes. Errors after
-``ready`` are only in the log.
+``ready`` are only in the log, which :func:`limit_log` keeps small.
 
 Call it while the process has one thread, because ``fork`` copies only the calling thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -27,11 +29,13 @@ from typing import Final
 
 import msgspec
 
+from skylark.core.clock import Clock
 from skylark.core.errors import SkylarkError
 from skylark.core.interrupts import held_signals, release_signals
 
-#: A log larger than this at the start of a process is renamed to ``NAME.1``.
+#: A log larger than this is moved to ``NAME.1``, at the start and while it runs.
 LOG_SIZE_MAX: Final = 10 << 20
+LOG_INTERVAL_S: Final = 5.0
 _MESSAGE_SIZE_MAX: Final = 1 << 16
 
 Failure = Callable[[BaseException], tuple[str, int]]
@@ -139,6 +143,28 @@ def _open_log(path: Path) -> int:
         if path.stat().st_size > LOG_SIZE_MAX:
             path.replace(path.with_name(f"{path.name}.1"))
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+
+async def limit_log(log: Path, clock: Clock) -> None:
+    """Keep the log of a cluster small while its processes write to it, until cancelled.
+
+    They all have the file open for appending, so it cannot be renamed: it is copied, and emptied
+    when the copy has everything. A line written between these two steps is lost. A crash in
+    between leaves the lines in both files.
+    """
+    while True:
+        await clock.sleep(LOG_INTERVAL_S)
+        with suppress(OSError):  # a full disk: it is tried again
+            await asyncio.to_thread(_empty_if_large, log)
+
+
+def _empty_if_large(log: Path) -> None:
+    if log.stat().st_size <= LOG_SIZE_MAX:
+        return
+    with log.open("r+b") as source, log.with_name(f"{log.name}.1").open("wb") as target:
+        shutil.copyfileobj(source, target)
+        target.flush()
+        source.truncate(0)
 
 
 def _read_all(fd: int) -> bytes:

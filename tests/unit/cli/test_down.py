@@ -262,13 +262,30 @@ def test_a_second_one_leaves_the_log_of_the_first_alone(home: Path) -> None:
     try:
         log = data / "up.log"
         os.truncate(log, LOG_SIZE_MAX + 1)
+        file = log.stat().st_ino
         second = run(home, *start)
         assert second.returncode != 0
         assert "runs on" in second.stderr
-        assert log.stat().st_size > LOG_SIZE_MAX
-        assert not (data / "up.log.1").exists()
+        assert log.stat().st_ino == file, "it was not renamed"
     finally:
         assert run(home, "down", "--data", str(data)).returncode == 0
+
+
+def test_the_log_is_limited_while_it_runs(home: Path) -> None:
+    data = home / "data"
+    start = ("--log-level", "info", "up", "--detach", *FREE_PORTS, *SMALL, "--data", str(data))
+    assert run(home, *start).returncode == 0
+    log, aside = data / "up.log", data / "up.log.1"
+    with log.open("ab") as other:
+        other.write(b"x" * LOG_SIZE_MAX)
+    poll_until(
+        lambda: aside.exists() and log.stat().st_size < LOG_SIZE_MAX,
+        timeout_s=TIMEOUT_S,
+        what="the log is put aside",
+    )
+    assert aside.stat().st_size > LOG_SIZE_MAX
+    assert run(home, "down", "--data", str(data)).returncode == 0
+    assert log.read_text().endswith("stopped\n"), "its writers go on"
 
 
 def test_it_is_not_killed_when_time_is_up(home: Path) -> None:

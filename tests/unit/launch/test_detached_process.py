@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from skylark.core.clock import LoopClock
 from skylark.launch import detached_process as background
+from skylark.testing import VirtualClock
 
 PROGRAM = """
 import os, signal, sys
@@ -100,3 +103,30 @@ def test_a_large_log_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         log.write_text(text)
     os.close(background._open_log(log))
     assert (log.read_text(), (tmp_path / "up.log.1").read_text()) == ("", "two\n")
+
+
+async def test_a_log_that_grows_is_put_aside_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "LOG_SIZE_MAX", 100)
+    clock, log = VirtualClock(), tmp_path / "up.log"
+    aside = tmp_path / "up.log.1"
+    writers = [background._open_log(log) for _ in range(2)]  # processes of one cluster
+    limiting = asyncio.create_task(background.limit_log(log, clock))
+    seen = b""
+    for number in range(40):
+        os.write(writers[number % 2], b"line %03d\n" % number)
+        if number % 8 == 7:
+            await clock.advance(background.LOG_INTERVAL_S)
+            async with LoopClock().timeout(10):  # a thread moves it
+                while log.stat().st_size > 100:
+                    await LoopClock().sleep(0.001)
+        if aside.exists():
+            seen += aside.read_bytes()
+            aside.unlink()
+        assert log.stat().st_size <= 100 + 8 * 9
+    assert seen + log.read_bytes() == b"".join(b"line %03d\n" % number for number in range(40))
+    assert seen
+    limiting.cancel()
+    for writer in writers:
+        os.close(writer)
