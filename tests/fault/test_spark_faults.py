@@ -19,7 +19,15 @@ from skylark.sync import Admin
 from tests.crash import test_spark as long_form
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv
 from tests.interop.process import poll_until
-from tests.support.spark_storm import TROUBLES, StormResult, run_storm, troubles_of
+from tests.support.spark_storm import (
+    TROUBLES,
+    Stored,
+    StormResult,
+    check_rows,
+    row_key,
+    run_storm,
+    troubles_of,
+)
 
 
 @pytest.mark.timeout(300)
@@ -28,6 +36,22 @@ def test_three_kills(tmp_path: Path) -> None:
     result = run_storm(1, troubles, tmp_path)
     print(f"\n{result}")
     assert result.hits == {f"{victim} at {step}": 1 for victim, step in troubles}
+
+
+def test_a_storm_fails_if_an_acknowledged_message_is_not_in_the_source() -> None:
+    source = [Stored(0, 0, b"a"), Stored(1, 0, b"b"), Stored(0, 1, b"c")]
+    keys = [row_key(each.queue_id, each.queue_offset, each.body) for each in source]
+    exact = [Stored(0, n, key) for n, key in enumerate(keys)]
+    plain = [Stored(0, n, key, f"s{n}") for n, key in enumerate(keys)]
+    assert check_rows(keys, source, exact, plain) == (3, 0)
+    assert check_rows(keys, source, exact, [*plain, Stored(0, 3, keys[0], "s0")]) == (3, 1)
+    with pytest.raises(AssertionError, match=r"acknowledged, and not in the source: \[b'0-1-c'\]"):
+        check_rows(keys, source[:2], exact[:2], plain[:2])
+    with pytest.raises(AssertionError, match="acknowledged"):  # it is there, but elsewhere
+        check_rows([b"1-1-c"], source, exact, plain)
+    for wrong in ([*exact, Stored(0, 3, keys[0])], exact[:2]):
+        with pytest.raises(AssertionError, match="too many"):
+            check_rows(keys, source, wrong, plain)
 
 
 def test_everyone_is_killed_at_every_step_in_eight_runs() -> None:

@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql.datasource import InputPartition
@@ -393,6 +394,11 @@ def test_new_queues_are_read_from_their_start(site: Site) -> None:
     assert list(stream.ends[-1]["q"][topic]["broker-a"]) == [str(n) for n in range(6)]
 
 
+def later_end(end: dict[str, Any], topic: str) -> dict[str, Any]:
+    """The end of a batch with the two messages of queue 3."""
+    return {"v": 1, "q": {topic: {"broker-a": {**end["q"][topic]["broker-a"], "3": 2}}}}
+
+
 def test_a_topic_with_fewer_read_queues(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     topic = site.topic(4)
     site.send(topic, 3, 2)
@@ -409,6 +415,10 @@ def test_a_topic_with_fewer_read_queues(site: Site, caplog: pytest.LogCaptureFix
         )
 
     read_queues(2)
+    planned = site.stream(topic)
+    planned.ends, planned.committed = [stream.ends[-1], later_end(stream.ends[-1], topic)], 1
+    with pytest.raises(SkylarkError, match=rf"queue 3: raise readQueueNums of {topic} to 4 until"):
+        planned.run()
     stream.restart()
     with pytest.raises(SkylarkError, match=rf"queue 3: raise readQueueNums of {topic} to 4 until"):
         stream.trigger()

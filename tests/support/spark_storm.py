@@ -13,6 +13,8 @@ What must hold, whatever is killed:
 
 * At least once loses nothing, and its stamps tell repetitions from rows.
 * Exactly once gives every row once. A row is known by the place of its message in the source.
+* The source has every message that was acknowledged, at the place that the broker named. What is
+  stored is read by plain pulls, without the readers of Arrow and Spark that are tested here.
 * The half topic drains: nothing stays undecided.
 * The queries get over it by themselves: a query that fails goes on with its checkpoint.
 
@@ -26,10 +28,10 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from skylark import ClientOptions, Message
 from skylark.client.blocking.event_loop_thread import shared_portal
@@ -37,8 +39,11 @@ from skylark.client.core.broker_calls import BrokerCalls, open_caller
 from skylark.core.errors import SkylarkError
 from skylark.core.names import HALF_TOPIC, TRANSACTION_GROUP
 from skylark.spark.resolver import Resolver
-from skylark.sync import Admin, Producer, read_arrow
+from skylark.sync import Admin, Producer
 from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.codes import PullSysFlag
+from skylark.wire.headers.pull import PullMessageRequestHeader
+from skylark.wire.message import inflate_record, iter_records
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv
 from tests.interop.process import ManagedProcess, poll_until
 from tests.support.crash_series import RunResult
@@ -82,6 +87,15 @@ BROKER_SETTINGS: Final = {
     "transactionTimeOut": 1_000,
     "transactionCheckMax": 10_000,
 }
+
+
+class Stored(NamedTuple):
+    """A stored message."""
+
+    queue_id: int
+    queue_offset: int
+    body: bytes
+    stamp: str = ""  #: the property by which rows are told from their repetitions
 
 
 class StormResult(RunResult):
@@ -163,6 +177,7 @@ class Storm:
         self._is_single = seed % 2 == 0
         self._driver = _DriverProcess(self._folder, arguments, is_single=self._is_single)
         self._sent = 0
+        self._acknowledged: set[bytes] = set()
         self._hits: Counter[str] = Counter()
         self._recovered: dict[str, float] = {}
 
@@ -224,11 +239,12 @@ class Storm:
         """Sends that fail, because the broker is killed, may be stored all the same."""
         bodies = [b"%d" % (self._sent + n) for n in range(PORTION)]
         self._sent += PORTION
-        for future in [producer.submit(Message(SOURCE, body)) for body in bodies]:
+        for body, future in [(body, producer.submit(Message(SOURCE, body))) for body in bodies]:
             try:
-                future.result(60)
+                result = future.result(60)
             except SkylarkError:
                 continue
+            self._acknowledged.add(row_key(result.queue.queue_id, result.queue_offset, body))
 
     def _stop_driver(self) -> None:
         (self._folder / STOP_FILE).touch()
@@ -236,22 +252,16 @@ class Storm:
 
     # ---- what is there ---------------------------------------------------------------------------
 
-    def _rows(self, topic: str, *columns: str) -> list[dict[str, Any]]:
-        parts = read_arrow(topic, self._options, columns=["body", *columns])
-        return [row for part in parts for row in part.to_pylist()]
-
-    def _wanted(self) -> Counter[bytes]:
-        return Counter(
-            b"%d-%d-%b" % (row["queueId"], row["queueOffset"], row["body"])
-            for row in self._rows(SOURCE, "queueId", "queueOffset")
-        )
+    def _stored(self, topic: str) -> list[Stored]:
+        return shared_portal().call(stored_records(self._broker.address, topic))
 
     def _has_caught_up(self) -> bool:
         if not self._driver.running:
             raise self._driver.failure("has ended")
-        wanted = self._wanted()
+        wanted = source_keys(self._stored(SOURCE))
         return all(
-            {row["body"] for row in self._rows(topic)} >= wanted.keys() for topic in (PLAIN, EXACT)
+            {record.body for record in self._stored(topic)} >= wanted.keys()
+            for topic in (PLAIN, EXACT)
         )
 
     def _is_drained(self) -> bool:
@@ -267,16 +277,69 @@ class Storm:
 
     def _check(self) -> tuple[int, int]:
         """Raise unless everything holds; how many rows there are, and how many came again."""
-        wanted = self._wanted()
-        assert wanted.total() == len(wanted) > 0
-        exact = Counter(row["body"] for row in self._rows(EXACT))
-        assert exact == wanted, difference(exact, wanted)
-        plain = self._rows(PLAIN, "properties")
-        assert {row["body"] for row in plain} == wanted.keys()
-        stamped = {dict(row["properties"])["SPARK_ID"]: row["body"] for row in plain}
-        stamps = Counter(stamped.values())
-        assert stamps == wanted, difference(stamps, wanted)
-        return len(wanted), len(plain) - len(wanted)
+        stored = (self._stored(topic) for topic in (SOURCE, EXACT, PLAIN))
+        return check_rows(self._acknowledged, *stored)
+
+
+def row_key(queue_id: int, queue_offset: int, body: bytes) -> bytes:
+    """The name of a message by its place in the source; the queries write it as their rows."""
+    return b"%d-%d-%b" % (queue_id, queue_offset, body)
+
+
+def source_keys(source: Sequence[Stored]) -> Counter[bytes]:
+    """The rows that the queries must write."""
+    return Counter(row_key(each.queue_id, each.queue_offset, each.body) for each in source)
+
+
+def check_rows(
+    acknowledged: Collection[bytes],
+    source: Sequence[Stored],
+    exact: Sequence[Stored],
+    plain: Sequence[Stored],
+) -> tuple[int, int]:
+    """Raise unless everything holds; how many rows there are, and how many came again."""
+    wanted = source_keys(source)
+    assert wanted.total() == len(wanted) > 0
+    lost = sorted(set(acknowledged) - wanted.keys())
+    assert not lost, f"acknowledged, and not in the source: {lost}"
+    found = Counter(each.body for each in exact)
+    assert found == wanted, difference(found, wanted)
+    assert {each.body for each in plain} == wanted.keys()
+    stamps = Counter({each.stamp: each.body for each in plain}.values())
+    assert stamps == wanted, difference(stamps, wanted)
+    return len(wanted), len(plain) - len(wanted)
+
+
+async def stored_records(address: str, topic: str) -> list[Stored]:
+    """All messages of a topic by plain pulls, as any client does them, queue by queue."""
+    found: list[Stored] = []
+    async with open_caller() as caller:
+        calls = BrokerCalls(caller)
+        for queue_id in range(QUEUES):
+            queue = MessageQueue(topic=topic, broker_name="broker-a", queue_id=queue_id)
+            offset, end = 0, await calls.max_offset(address, queue)
+            while offset < end:
+                header = PullMessageRequestHeader(
+                    consumer_group="storm-check",
+                    topic=topic,
+                    queue_id=queue_id,
+                    queue_offset=offset,
+                    max_msg_nums=32,
+                    sys_flag=int(PullSysFlag.SUBSCRIPTION),
+                    commit_offset=0,
+                    suspend_timeout_millis=0,
+                    subscription="*",
+                    sub_version=1,
+                    expression_type="TAG",
+                )
+                pulled = await calls.pull(address, header, "broker-a")
+                for record in iter_records(pulled.body):
+                    inflate_record(record)
+                    stamp = record.properties.get("SPARK_ID", "")
+                    found.append(Stored(queue_id, record.queue_offset, record.body, stamp))
+                assert pulled.next_offset > offset, f"{queue} ends at {offset}, and not at {end}"
+                offset = pulled.next_offset
+    return found
 
 
 def difference(found: Counter[bytes], wanted: Counter[bytes]) -> str:

@@ -80,6 +80,16 @@ def test_messages_that_expired(caplog: pytest.LogCaptureFixture) -> None:
     assert (found.positions, found.backlogs) == ({Q0: 20}, {Q0: 10})
     assert "15 messages of topic T, broker broker-a, queue 0 are gone" in caplog.text
     assert plan({Q0: 5}, {Q0: (30, 30)}, fail=False).positions == {Q0: 30}
+    assert plan({Q0: 20}, {Q0: (20, 30)}).backlogs == {Q0: 10}
+
+
+def test_one_message_that_expired(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(DataLossError, match=r"1 messages of topic T.*offset 19 is wanted.* 20:"):
+        plan({Q0: 19}, {Q0: (20, 30)})
+    with caplog.at_level(logging.WARNING):
+        found = plan({Q0: 19}, {Q0: (20, 30)}, fail=False)
+    assert (found.positions, found.backlogs) == ({Q0: 20}, {Q0: 10})
+    assert "1 messages of topic T" in caplog.text
 
 
 @pytest.mark.spec("spark.9.17")
