@@ -36,11 +36,20 @@ from skylark.core.errors import (
     TopicNotExistError,
 )
 from skylark.core.names import IllegalNameError
-from skylark.spark.errors import DataLossError, find_cause, find_error
+from skylark.spark.errors import DataLossError, find_error, full_text
 
 _STREAM: Final = re.compile(r"terminated with exception: (.+)")
 _JAVA: Final = re.compile(r"^: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z_0-9.]+)\] ")
+#: Lines of Spark that say only that something failed, and the lines that say why.
+_GENERAL: Final = re.compile(r"(?:Writing job (?:failed|aborted)|Job aborted)\.?")
+_CAUSE: Final = re.compile(r"^Caused by: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_CRASH: Final = "Python worker exited unexpectedly"
+_MEMORY_HINT: Final = (
+    "unset spark.executor.pyspark.memory, which limits each worker, or raise it; fewer cores per"
+    " executor leave more for each"
+)
 _TAIL: Final = re.compile(r"\s*SQLSTATE: \w+.*$")
 _KINDS: Final[dict[str, type[SkylarkError]]] = {
     kind.__name__: kind
@@ -86,14 +95,18 @@ def condition_of(error: BaseException) -> str:
 
 def translate_error(error: BaseException) -> SkylarkError:
     """The error of ours inside a Spark exception, or a new one with Spark's first line."""
-    text = str(error)
+    text = full_text(error)
     if found := find_error(text):
         return _KINDS.get(found[0], ClientError)(found[1])
+    if (raised := _raised_in_task(text)) is not None:
+        return raised
     condition = condition_of(error)
     line = next((line.strip() for line in text.splitlines() if line.strip()), condition)
     for inner in (_STREAM.search(line), _JAVA.search(text)):
         line = inner[1] if inner else line
     line = _TAIL.sub("", line)
+    if _GENERAL.fullmatch(line) and (causes := _CAUSE.findall(text)):
+        line = causes[-1]
     if condition == "PATH_NOT_FOUND":
         return NotFoundError(line.removeprefix(f"[{condition}] ").rstrip("."))
     if condition.startswith("DATA_SOURCE_NOT_FOUND"):
@@ -108,14 +121,27 @@ def translate_error(error: BaseException) -> SkylarkError:
         )
     if isinstance(error, AnalysisException):  # of what the user has written: columns, expressions
         return ConfigError(line)
-    return ClientError(f"Spark failed: {line}", hint="--debug shows where")
+    hint = "was it killed for lack of memory? --debug shows where" if _CRASH in text else None
+    return ClientError(f"Spark failed: {line}", hint=hint or "--debug shows where")
+
+
+def _raised_in_task(text: str) -> ClientError | None:
+    """What Python code in a task raised: the line below the last traceback."""
+    _, header, below = text.rpartition(_TRACEBACK)
+    lines = [line for line in below.splitlines() if line.strip() and not line[0].isspace()]
+    if not header or not lines:
+        return None
+    raised = _TAIL.sub("", lines[0]).strip()
+    return ClientError(
+        f"Python code in a task raised {raised}",
+        hint=_MEMORY_HINT if raised.startswith("MemoryError") else None,
+    )
 
 
 # ---- pipelines -----------------------------------------------------------------------------------
 
 _FILE_CONDITION: Final = re.compile(r"^\[(\w+(?:\.\w+)*)\] ")
 _JAVA_EXCEPTION: Final = re.compile(r"^: [\w.$]+(?:Exception|Error): (.+)$", re.MULTILINE)
-_TRACEBACK: Final = "Traceback (most recent call last):"
 _HINTS: Final = {
     "TABLE_OR_VIEW_NOT_FOUND": "the rows of the source are the view input",
     "DATA_SOURCE_NOT_FOUND": "check the name; a format that is not part of Spark needs its jars,"
@@ -130,11 +156,6 @@ def translate_pipeline_errors() -> Iterator[None]:
     """Raise a SkylarkError in place of an error of Spark or Java."""
     try:
         yield
-    except SkylarkError as error:
-        raised = _raised_in_task(error.__cause__)
-        if raised is None:
-            raise
-        raise raised from error.__cause__
     except Exception as error:
         found = translate_pipeline_error(error)
         if found is None:
@@ -149,23 +170,11 @@ def translate_pipeline_error(error: Exception) -> SkylarkError | None:
         return _file_error(found[1] if found else "Java failed")
     if not isinstance(error, PySparkException):
         return None
-    if (raised := _raised_in_task(error)) is not None:
-        return raised
-    if isinstance(error, AnalysisException) and find_cause(error) is None:
+    text = full_text(error)
+    if isinstance(error, AnalysisException) and not find_error(text) and _TRACEBACK not in text:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return _file_error(lines[0])
     return translate_error(error)
-
-
-def _raised_in_task(error: BaseException | None) -> ClientError | None:
-    """What code of the user raised: the line below the last traceback in an error of Spark."""
-    if not isinstance(error, PySparkException) or find_cause(error) is not None:
-        return None
-    _, header, below = str(error).rpartition(_TRACEBACK)
-    lines = [line for line in below.splitlines() if line.strip() and not line[0].isspace()]
-    if not header or not lines:
-        return None
-    return ClientError(f"Python code in a task raised {_TAIL.sub('', lines[0]).strip()}")
 
 
 def _file_error(line: str) -> ConfigError:

@@ -86,8 +86,13 @@ def queues_withdrawn(queues: Collection[MessageQueue], *, is_planned: bool = Fal
 
 def find_cause(error: BaseException | str) -> str | None:
     """The message of our error in a Spark exception, or in its text; None if there is none."""
-    found = find_error(str(error))
+    found = find_error(full_text(error))
     return found and found[1]
+
+
+def full_text(error: BaseException | str) -> str:
+    """The text of an exception, and for one of the JVM its stack trace, which has the causes."""
+    return f"{error}\n{getattr(error, '_stackTrace', None) or ''}".rstrip()
 
 
 def find_error(text: str) -> tuple[str, str] | None:

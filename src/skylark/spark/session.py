@@ -17,7 +17,9 @@ time zone                                 UTC
 speculation                               off: a second attempt of a task would write its rows twice
 shuffle partitions                        in local mode as many as cores, instead of 200
 address of the driver                     loopback in local mode
-memory of Python, planner and executors   512 MiB each on clusters
+start of a Python worker                  may take 120 s instead of 15: machines may be busy
+batches that Python workers get           8 MiB at most; the memory of workers is not limited, since
+                                          Spark's limit ends them in the middle of a task
 ========================================  ==========================================================
 
 Spark's processes print known warnings on stderr that look like failures: Java warns about a module
@@ -44,6 +46,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from skylark.core.errors import ConfigError
+from skylark.spark.arrow_batches import BYTES_MAX
 from skylark.spark.data_source import DefaultSource
 from skylark.spark.java import java_home
 
@@ -51,7 +54,6 @@ from skylark.spark.java import java_home
 ERROR_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:,.*)?\])?")
 _LOOPBACK: Final = "127.0.0.1"
-_WORKER_MEMORY: Final = "512m"
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _LOG_SETTINGS: Final = Path(__file__).with_name("log4j2-quiet.properties")
 _PROBE_TIMEOUT_S: Final = 60
@@ -68,13 +70,13 @@ def session_settings(master: str) -> dict[str, str]:
         "spark.speculation": "false",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        "spark.python.authenticate.socketTimeout": "120s",
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(BYTES_MAX),
     }
     if os.name == "posix":
         settings["spark.python.unix.domain.socket.enabled"] = "true"
     local = _LOCAL.fullmatch(master)
     if local is None:
-        settings["spark.executor.pyspark.memory"] = _WORKER_MEMORY
-        settings["spark.sql.planner.pythonExecution.memory"] = _WORKER_MEMORY
         return settings
     cores = local[1] or "1"
     settings["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 1) if cores == "*" else cores

@@ -68,16 +68,6 @@ def test_skylark_errors_are_not_changed() -> None:
     assert caught.value is own
 
 
-def test_an_error_of_user_code_replaces_a_general_one() -> None:
-    error = ClientError("Spark failed")
-    error.__cause__ = PySparkException(TASK)
-    with (
-        pytest.raises(ClientError, match="raised RuntimeError: it burst"),
-        translate_pipeline_errors(),
-    ):
-        raise error
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -111,6 +101,56 @@ def test_plain_java_errors() -> None:
     assert translate_pipeline_error(ValueError("x")) is None
     with pytest.raises(ValueError, match="x"), translate_pipeline_errors():
         raise ValueError("x")
+
+
+class Failed(PySparkException):
+    """An error of the JVM: its causes are in the stack trace only."""
+
+    def __init__(self, text: str, stack_trace: str) -> None:
+        super().__init__(text)
+        self._stackTrace = stack_trace
+
+
+WRITING = (
+    "[STREAM_FAILED] Query [id = 1] terminated with exception: Writing job failed. SQLSTATE: X"
+)
+STACK = (
+    "org.apache.spark.SparkException: Writing job failed.\n\tat org.apache.spark.A.b(A.scala:1)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("stack_trace", "sentence"),
+    [
+        (f"{STACK}Caused by: {OURS}", "no name server answers"),
+        (f"{STACK}Caused by: {TASK}", "Python code in a task raised RuntimeError: it burst"),
+        (
+            f"{STACK}Caused by: java.io.IOException: No space left on device\n\tat A.b(A.java:1)",
+            "Spark failed: No space left on device: --debug shows where",
+        ),
+        (STACK, "Spark failed: Writing job failed.: --debug shows where"),
+    ],
+    ids=["ours", "user code", "Java", "nothing"],
+)
+def test_a_death_names_its_cause(stack_trace: str, sentence: str) -> None:
+    assert str(translate_error(Failed(WRITING, stack_trace))) == sentence
+
+
+def test_a_worker_without_memory() -> None:
+    text = (
+        "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent"
+        ' call last):\n  File "worker.py", line 1, in main\n    process()\nMemoryError\n'
+        " SQLSTATE: 38000\n\tat org.apache.spark.A.b(A.scala:1)"
+    )
+    found = str(translate_error(PySparkException(text)))
+    assert found.startswith("Python code in a task raised MemoryError: unset")
+    assert "spark.executor.pyspark.memory" in found
+    crashed = "Job aborted: Python worker exited unexpectedly (crashed). Consider x\n\tat a"
+    found = str(translate_error(PySparkException(crashed)))
+    assert found.startswith(
+        "Spark failed: Job aborted: Python worker exited unexpectedly (crashed)"
+    )
+    assert "lack of memory" in found
 
 
 # ---- jobs ----------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,6 +47,7 @@ from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.client.core.client_message import SendResult
 from skylark.client.core.route_cache import make_route
 from skylark.core.errors import ConfigError
+from skylark.spark.arrow_batches import cut_batch
 from skylark.spark.error_translation import translate_errors
 from skylark.spark.jobs.job_runner import (
     Report,
@@ -375,7 +377,7 @@ def send_rows(
 
     with open_sender(portal, make) as sender:
         placed = sender.written = Placed(queues={})
-        for batch in batches:
+        for batch in chain.from_iterable(map(cut_batch, batches)):
             if not batch.num_rows:
                 continue
             plan = RowPlan(columns=tuple(name for name in batch.schema.names if name in SINK_TYPES))

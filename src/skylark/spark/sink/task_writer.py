@@ -19,6 +19,7 @@ import msgspec
 from skylark.client.blocking.event_loop_thread import Portal, shared_portal
 from skylark.client.core.client_message import Message
 from skylark.client.producer.send_request import property_text
+from skylark.spark.arrow_batches import cut_batch
 from skylark.spark.exactly_once.commit_protocol import AbandonedError, Prepared
 from skylark.spark.exactly_once.half_message_sender import HalfMessageSender, Portion, portions
 from skylark.spark.exactly_once.txn_log import TxnLog
@@ -118,7 +119,14 @@ class _Task:
         )
         self._row_count = 0
 
-    def read(self, batch: pa.RecordBatch) -> Rows:
+    def encoded(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Rows]:
+        """The rows of the batches, encoded in parts of limited size."""
+        for batch in batches:
+            for part in cut_batch(batch):
+                if part.num_rows:
+                    yield self._encode(part)
+
+    def _encode(self, batch: pa.RecordBatch) -> Rows:
         """Encode a batch; bad rows are handled by ``onBadRow``."""
         stamp = Stamp(f"{self.task}/", self._row_count) if self.options.stamp_id else None
         rows = self.reader.read(batch, stamp)
@@ -156,10 +164,7 @@ def write_at_least_once(
         return SinkSender(task.client, options, task.batcher, refused)
 
     with open_sender(portal, make) as sender:
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            rows = task.read(batch)
+        for rows in task.encoded(batches):
             for requests in _together(task.batcher.requests_of(rows, task.queues(rows)), _TOGETHER):
                 portal.call(sender.put_all(requests))
             portal.call(sender.put_all(_bad_row_requests(task)))
@@ -200,10 +205,7 @@ def write_exactly_once(
         return HalfMessageSender(task.client, options, prepared, refused)
 
     with open_sender(portal, make) as sender:
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            rows = task.read(batch)
+        for rows in task.encoded(batches):
             for part in _together(_portions(task, rows, task.queues(rows)), _TOGETHER):
                 portal.call(sender.put_all(part))
         prepared = portal.call(sender.finish(txn_log))

@@ -26,6 +26,7 @@ from skylark.client.consumer.range_reader import Find, RangeTerms, fixed_address
 from skylark.client.core.route_cache import make_route
 from skylark.client.errors import MissingError
 from skylark.core.errors import SkylarkError, TransportError
+from skylark.spark.arrow_batches import cut_batch
 from skylark.spark.cluster_client import Cluster, shared_cluster
 from skylark.spark.errors import log_missing, messages_expired
 from skylark.spark.source.input_partitions import QueueRange
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The default size of Spark's own Arrow batches.
-BATCH_ROWS_MAX: Final = 10_000
-
 _warned_stores: Final[set[str | None]] = set()  # a warning was logged that these cannot be read
 
 
@@ -48,10 +46,8 @@ def read_partition(
     partition: QueueRange, options: SourceOptions, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """The messages of a range; raises SkylarkError, DataLossError for messages that are gone."""
-    reader = _Reader(partition, options, columns)
-    for batch in reader.batches():
-        for first in range(0, batch.num_rows, BATCH_ROWS_MAX):
-            yield batch.slice(first, BATCH_ROWS_MAX)
+    for batch in _Reader(partition, options, columns).batches():
+        yield from cut_batch(batch)
 
 
 class _Reader:
