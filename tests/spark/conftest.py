@@ -41,6 +41,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             .config("spark.sql.session.timeZone", "UTC")
             .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
             .config("spark.ui.enabled", "false")
+            .config("spark.python.authenticate.socketTimeout", "120s")
             .config("spark.ui.showConsoleProgress", "false")
             .getOrCreate()
         )

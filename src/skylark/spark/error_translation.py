@@ -37,6 +37,7 @@ from skylark.core.errors import (
 )
 from skylark.core.names import IllegalNameError
 from skylark.spark.errors import DataLossError, find_error, full_text
+from skylark.spark.outages import OutageError
 
 _STREAM: Final = re.compile(r"terminated with exception: (.+)")
 _JAVA: Final = re.compile(r"^: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
@@ -63,6 +64,7 @@ _KINDS: Final[dict[str, type[SkylarkError]]] = {
         NoNameServerError,
         NoRouteError,
         NotFoundError,
+        OutageError,
         RequestTimeoutError,
         TopicNotExistError,
     )

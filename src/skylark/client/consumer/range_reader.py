@@ -15,7 +15,8 @@ matched and the same offset  the address that ``find`` returns then
 offset moved forward         messages are gone: call ``on_missing``, or raise :class:`MissingError`
 offset moved back            the topic was created again: the same, and the range ends
 busy, not available,         retry likewise
-connection errors
+connection errors, and no    the same, until ``outage_s`` is over
+name server for ``find``
 no progress, three times     an error
 ===========================  ======================================================================
 """
@@ -36,6 +37,7 @@ from skylark.core.clock import Clock, yield_once
 from skylark.core.errors import (
     BrokerError,
     ClientError,
+    NoNameServerError,
     RemoteProtocolError,
     SubscriptionGroupNotExistError,
     TransportError,
@@ -73,6 +75,8 @@ class RangeTerms(msgspec.Struct, frozen=True, kw_only=True):
     size_max: int = 1024 * 1024  #: bytes of one pull
     timeout_s: float = 30.0  #: of one pull
     patience_s: float = 30.0  #: how long one pull is retried
+    outage_s: float | None = None  #: the same while no server answers; None: ``patience_s``
+    on_outage: Callable[[Exception], object] | None = None  #: called before each such retry
 
 
 #: Returns the address to pull from; the argument counts the attempts of one pull, from 0.
@@ -174,11 +178,14 @@ class _Puller(msgspec.Struct, eq=False):
 
     async def pull(self, offset: int) -> Pulled:
         """One response about the range; retries transient errors."""
-        outage = Outage(RETRY, self.clock, self.terms.patience_s)
+        terms = self.terms
+        refusals = Outage(RETRY, self.clock, terms.patience_s)
+        no_answers = Outage(RETRY, self.clock, terms.outage_s or terms.patience_s)
         while True:
             problem: Exception
+            retries = refusals
             try:
-                address = await self.find(outage.failures)
+                address = await self.find(refusals.failures + no_answers.failures)
                 pulled = await self.calls.pull(
                     address, self._header(offset), self.queue.broker_name, self.terms.timeout_s
                 )
@@ -195,12 +202,14 @@ class _Puller(msgspec.Struct, eq=False):
                 if error.code not in _RETRIED:
                     raise
                 problem = error
-            except (TransportError, RemoteProtocolError) as error:
-                problem = error
-            pause_s = outage.next_pause_s()
+            except (TransportError, RemoteProtocolError, NoNameServerError) as error:
+                problem, retries = error, no_answers
+            pause_s = retries.next_pause_s()
             if pause_s is None:
                 raise problem
             logger.info("retrying the pull at offset %d of %s: %s", offset, self.queue, problem)
+            if retries is no_answers and terms.on_outage is not None:
+                terms.on_outage(problem)
             await self.clock.sleep(pause_s)
 
     def _header(self, offset: int) -> PullMessageRequestHeader:

@@ -39,9 +39,11 @@ class CommitCoordinator:
 
     def __init__(self, client: SinkClient, options: SinkOptions) -> None:
         """``deliveryTimeoutMs`` is how long one half message is retried."""
-        patience_s = options.delivery_timeout_ms / 1000
-        self._log = TxnLog(client, strict_ack=options.strict_ack)
-        self._completer = HalfMessageCompleter(client, patience_s, verify=options.verify)
+        outage_s = options.outage_timeout_s
+        self._log = TxnLog(client, strict_ack=options.strict_ack, outage_s=outage_s)
+        self._completer = HalfMessageCompleter(
+            client, options.delivery_timeout_ms / 1000, outage_s, verify=options.verify
+        )
         self.ended = CompletionCounts()  #: figures of all commits so far
 
     async def commit(self, sink: str, batch: int, messages: Sequence[Prepared]) -> None:

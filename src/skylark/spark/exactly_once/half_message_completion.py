@@ -33,6 +33,7 @@ from skylark.spark.exactly_once.txn_log_records import (
     unique_id,
     unique_prefix,
 )
+from skylark.spark.outages import OutageWait, is_outage
 from skylark.spark.sink.sink_client import SinkClient
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -105,10 +106,16 @@ def half_locations(manifest: Manifest) -> list[HalfLocation]:
 class HalfMessageCompleter:
     """Commits and rolls back half messages, many at a time."""
 
-    def __init__(self, client: SinkClient, patience_s: float, *, verify: bool = False) -> None:
-        """``verify``: query before a commit whether the final message exists (best effort)."""
+    def __init__(
+        self, client: SinkClient, patience_s: float, outage_s: float, *, verify: bool = False
+    ) -> None:
+        """How long to retry a request that is refused, and one that gets no answer.
+
+        ``verify``: query before a commit whether the final message exists (best effort).
+        """
         self._client = client
         self._patience_s = patience_s
+        self._outage_s = outage_s
         self._verify = verify
         self._without: set[str] = set()  # brokers that do not know END_HALVES
         self._permits: dict[str, asyncio.Semaphore] = defaultdict(
@@ -242,18 +249,22 @@ class HalfMessageCompleter:
     async def _call(self, queue: MessageQueue, make: Callable[[], Command]) -> Command:
         """Send a request to the master of a queue until there is a reply, success or 604."""
         client = self._client
-        outage = Outage(_REPEAT, client.clock, self._patience_s)
-        while True:
-            try:
-                address = await client.master(queue)
-                answer = await client.link.call(address, make(), END_TIMEOUT_S)
-                return checked(answer, address, ResponseCode.ILLEGAL_OPERATION)
-            except SkylarkError as error:
-                pause_s = outage.next_pause_s()
-                if pause_s is None or _is_refusal(error):
-                    raise
-                logger.debug("retrying END_TRANSACTION at %s: %s", queue.broker_name, error)
-            await client.clock.sleep(pause_s)
+        refusals = Outage(_REPEAT, client.clock, self._patience_s)
+        with OutageWait(client.clock, self._outage_s) as wait:
+            while True:
+                try:
+                    address = await client.master(queue)
+                    answer = await client.link.call(address, make(), END_TIMEOUT_S)
+                    return checked(answer, address, ResponseCode.ILLEGAL_OPERATION)
+                except SkylarkError as error:
+                    problem = error
+                if is_outage(problem):
+                    await wait.pause(problem)
+                    continue
+                wait.over()
+                if _is_refusal(problem) or not await refusals.pause():
+                    raise problem
+                logger.debug("retrying END_TRANSACTION at %s: %s", queue.broker_name, problem)
 
     async def _is_there(self, place: HalfLocation) -> bool:
         """Whether the index finds the final message by its id; the index may lag."""

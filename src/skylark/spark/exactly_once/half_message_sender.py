@@ -28,12 +28,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from skylark.admin.errors import NoBrokerError
 from skylark.client.core.client_message import Message, SendResult
 from skylark.client.producer.send_request import Parcel
 from skylark.core.errors import (
     BrokerError,
     ConnectError,
     MessageIllegalError,
+    NoNameServerError,
+    NoRouteError,
     RemoteProtocolError,
     SkylarkError,
 )
@@ -322,4 +325,4 @@ def _stored_nothing(error: SkylarkError) -> bool:
     """Whether the half message was certainly not stored."""
     if isinstance(error, BrokerError):
         return error.code in _NOT_STORED
-    return isinstance(error, ConnectError)
+    return isinstance(error, (ConnectError, NoBrokerError, NoNameServerError, NoRouteError))

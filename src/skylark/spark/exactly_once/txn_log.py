@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from skylark.admin.errors import NoBrokerError, NotFoundError
 from skylark.admin.server_settings import kv_get, kv_put
@@ -27,7 +27,6 @@ from skylark.client.core.client_message import Message, SendResult, SendStatus
 from skylark.client.producer.producer_settings import RETRY_CODES
 from skylark.client.producer.send_retry import SendMode
 from skylark.core.backoff import Backoff, Outage
-from skylark.core.clock import Clock
 from skylark.core.errors import (
     BrokerError,
     ConfigError,
@@ -49,9 +48,12 @@ from skylark.spark.exactly_once.txn_log_records import (
     status_of,
     walk_back,
 )
+from skylark.spark.outages import OutageWait, is_outage, ride_out
 from skylark.spark.sink.sink_client import SinkClient
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.message import MessageRecord, inflate_record, iter_records
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ KV_NAMESPACE: Final = "SPARK_TXN"
 APPEND_TIMEOUT_S: Final = 5.0
 #: How long an append is retried.
 PATIENCE_S: Final = 60.0
+#: How long a topic that was created just now may be missing in routes; then it is an outage.
+MADE_WITHIN_S: Final = 5.0
 _REPEAT: Final = Backoff(first_s=0.1, most_s=2.0)
 
 
@@ -76,12 +80,21 @@ class Entry(NamedTuple):
 class TxnLog:
     """Reads and appends records of the log."""
 
-    def __init__(self, client: SinkClient, *, make: bool = True, strict_ack: bool = False) -> None:
+    def __init__(
+        self,
+        client: SinkClient,
+        *,
+        make: bool = True,
+        strict_ack: bool = False,
+        outage_s: float = 0.0,
+    ) -> None:
         """``make``: create the topic if it is missing; otherwise raise NotFoundError.
 
         ``strict_ack``: a record whose flush or replication timed out does not count as stored.
+        ``outage_s``: how long to wait for servers that do not answer.
         """
         self._client = client
+        self._outage_s = outage_s
         self._make_it = make
         self._strict_ack = strict_ack
         self._queues: list[MessageQueue] | None = None
@@ -91,19 +104,24 @@ class TxnLog:
     async def find(self) -> list[MessageQueue]:
         """The queues of the log; raises NotFoundError, ConfigError."""
         if self._queues is None:
-            try:
-                queues = await self._client.queues(LOG_TOPIC, fresh=True)
-            except NotFoundError:
-                if not self._make_it:
-                    raise
-                queues = await self._make()
-            self._queues = _checked(queues)
+            self._queues = _checked(await self._ride_out(self._find))
         return self._queues
+
+    async def _ride_out(self, work: Callable[[], Awaitable[T]]) -> T:
+        return await ride_out(self._client.clock, self._outage_s, work)
+
+    async def _find(self) -> Sequence[MessageQueue]:
+        try:
+            return await self._client.queues(LOG_TOPIC, fresh=True)
+        except (NotFoundError, NoBrokerError):
+            if not self._make_it:
+                raise
+            return await self._make()
 
     async def _make(self) -> Sequence[MessageQueue]:
         """Create the topic, or wait for its broker; raises TransportError."""
         clock = self._client.clock
-        deadline = clock.monotonic() + PATIENCE_S
+        deadline = clock.monotonic() + (MADE_WITHIN_S if self._outage_s else PATIENCE_S)
         is_made = False
         while True:
             broker = await self._chosen_broker()
@@ -116,7 +134,7 @@ class TxnLog:
                 is_made = True
             try:
                 return await self._client.queues(LOG_TOPIC, fresh=True)
-            except NotFoundError:
+            except (NotFoundError, NoBrokerError):
                 if clock.monotonic() > deadline:
                     raise TransportError(
                         f"broker {broker or 'of any name'} is down, and exactly-once needs it:"
@@ -165,14 +183,17 @@ class TxnLog:
         state = client.sender.checked(message)
         parcel = await client.sender.parcel(message)
 
-        def attempt() -> Awaitable[SendResult]:
+        async def attempt() -> SendResult:
+            await client.master(queue)
             began = client.clock.monotonic()
-            return client.sender.send(state, parcel, SendMode.SYNC, APPEND_TIMEOUT_S, began, queue)
+            return await client.sender.send(
+                state, parcel, SendMode.SYNC, APPEND_TIMEOUT_S, began, queue
+            )
 
         result = await until_stored(
             attempt,
             Outage(_REPEAT, client.clock, PATIENCE_S),
-            client.clock,
+            OutageWait(client.clock, self._outage_s),
             strict_ack=self._strict_ack,
             on_retry=partial(logger.info, "retrying to append a record to %s: %s", LOG_TOPIC),
         )
@@ -188,6 +209,9 @@ class TxnLog:
 
     async def read_status(self, sink: str, batch: int) -> StatusView:
         """The status of a batch by the log as it is now."""
+        return await self._ride_out(partial(self._read_status, sink, batch))
+
+    async def _read_status(self, sink: str, batch: int) -> StatusView:
         queue = await self.queue_of(sink)
         first, end = await self.bounds(queue)
         walk = walk_back(batch, first, end)
@@ -202,7 +226,8 @@ class TxnLog:
     async def confirm(self, sink: str, batch: int, start: int, end: int) -> BatchStatus:
         """The status of a batch by the records from ``start`` to ``end`` inclusive."""
         queue = await self.queue_of(sink)
-        return status_of(await self._batch_records(queue, sink, start, end + 1), batch)
+        read = partial(self._batch_records, queue, sink, start, end + 1)
+        return status_of(await self._ride_out(read), batch)
 
     async def batch_records(self, sink: str) -> list[BatchRecord]:
         """All D, X and A records of a sink that the log still has."""
@@ -220,6 +245,9 @@ class TxnLog:
 
     async def manifest(self, sink: str, position: int) -> LogRecord:
         """The record at an offset; raises DecisionLostError."""
+        return await self._ride_out(partial(self._manifest, sink, position))
+
+    async def _manifest(self, sink: str, position: int) -> LogRecord:
         queue = await self.queue_of(sink)
         async for entry in self._entries(queue, position, position + 1, "*"):
             return entry.record
@@ -278,39 +306,46 @@ def _checked(queues: Sequence[MessageQueue]) -> list[MessageQueue]:
 
 async def until_stored(
     attempt: Callable[[], Awaitable[SendResult]],
-    outage: Outage,
-    clock: Clock,
+    refusals: Outage,
+    wait: OutageWait,
     *,
     strict_ack: bool,
     on_retry: Callable[[SkylarkError], None],
     retries_max: int | None = None,
 ) -> SendResult:
-    """Repeat a send, with the pauses of ``outage``, until it is stored; raises its last error.
+    """Repeat a send until it is stored; raises its last error, or OutageError.
 
+    ``refusals`` has the pauses after replies that refuse it, ``wait`` those of outages.
     ``strict_ack`` also repeats it after a flush or replication timeout. ``retries_max`` limits the
-    retries, not counting those after the reply "busy".
+    retries, not counting outages and the reply "busy".
     """
     retries = 0
-    while True:
-        try:
-            result = await attempt()
-            if result.status is SendStatus.SEND_OK or not strict_ack:
-                return result
-            problem: SkylarkError = BrokerError(f"stored with {result.status.value}")
-        except SkylarkError as error:
-            if not may_repeat(error):
-                raise
-            problem = error
-        retries += not isinstance(problem, SystemBusyError)
-        pause_s = outage.next_pause_s()
-        if pause_s is None or (retries_max is not None and retries > retries_max):
-            raise problem
-        on_retry(problem)
-        await clock.sleep(pause_s)
+    with wait:
+        while True:
+            try:
+                result = await attempt()
+                if result.status is SendStatus.SEND_OK or not strict_ack:
+                    return result
+                problem: SkylarkError = BrokerError(f"stored with {result.status.value}")
+            except SkylarkError as error:
+                problem = error
+            if is_outage(problem):
+                on_retry(problem)
+                await wait.pause(problem)
+                continue
+            wait.over()
+            if not may_repeat(problem):
+                raise problem
+            retries += not isinstance(problem, SystemBusyError)
+            if retries_max is not None and retries > retries_max:
+                raise problem
+            on_retry(problem)
+            if not await refusals.pause():
+                raise problem
 
 
 def may_repeat(error: SkylarkError) -> bool:
     """Whether a retry of the request may succeed."""
     if isinstance(error, BrokerError):
         return error.code in RETRY_CODES
-    return isinstance(error, TransportError)
+    return is_outage(error)

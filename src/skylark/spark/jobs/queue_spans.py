@@ -69,7 +69,7 @@ def queue_spans(options: Mapping[str, str], start: StreamOffset | None = None) -
             for queue in sorted(starts)
         ]
 
-    return ask_cluster(given, find)
+    return ask_cluster(given, find, given.fetch_patience_s)
 
 
 def require_topics(options: Mapping[str, str]) -> None:

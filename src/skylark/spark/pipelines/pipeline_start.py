@@ -13,14 +13,14 @@ an error:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from skylark.admin.admin_session import no_topic
+from skylark.admin.admin_session import Session, no_topic
 from skylark.client.core.route_cache import MASTER_ID
 from skylark.core.errors import ConfigError, SkylarkError
 from skylark.spark.cluster_client import shared_cluster
@@ -30,6 +30,8 @@ from skylark.spark.source.queue_bounds import ClusterInspector, ClusterSnapshot,
 from skylark.spark.source.source_options import SourceOptions
 from skylark.spark.source.start_offsets import OffsetResolver
 from skylark.wire.bodies.common_body import MessageQueue
+
+T = TypeVar("T")
 
 SINK_LOG: Final = "_spark_metadata"
 
@@ -61,19 +63,24 @@ def file_checkpoints(document: PipelineFile) -> Checkpoints:
     return Checkpoints(document.checkpoints, document.path.absolute().parent)
 
 
+def _ask(options: SourceOptions, work: Callable[[Session], Awaitable[T]]) -> T:
+    """Ask the cluster for a command that the user waits for."""
+    return ask_cluster(options, work, options.fetch_patience_s)
+
+
 def source_snapshot(options: SourceOptions) -> ClusterSnapshot:
     """Snapshot of the queues of a source; its topics must exist and their brokers answer."""
-    return ask_cluster(options, lambda session: ClusterInspector(session, options).first_snapshot())
+    return _ask(options, lambda session: ClusterInspector(session, options).first_snapshot())
 
 
 def known_snapshot(options: SourceOptions, known: Mapping[MessageQueue, int]) -> ClusterSnapshot:
     """Snapshot of the queues of a source that has run before; brokers may be down."""
-    return ask_cluster(options, lambda session: ClusterInspector(session, options).snapshot(known))
+    return _ask(options, lambda session: ClusterInspector(session, options).snapshot(known))
 
 
 def resolve_start(options: SourceOptions, snapshot: ClusterSnapshot) -> dict[MessageQueue, int]:
     """The start offsets by the options."""
-    return ask_cluster(options, lambda session: OffsetResolver(session, options, snapshot).start())
+    return _ask(options, lambda session: OffsetResolver(session, options, snapshot).start())
 
 
 def sink_brokers(pipeline: Pipeline) -> set[str]:

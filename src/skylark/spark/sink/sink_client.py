@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from skylark.admin.admin_session import Session, no_topic
+from skylark.admin.errors import NoBrokerError
 from skylark.admin.server_settings import Settings
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.client.core.client_instance import ClientInstance
@@ -25,7 +26,7 @@ from skylark.client.core.instance_registry import acquire_instance
 from skylark.client.producer.producer_components import ProducerParts
 from skylark.client.producer.producer_settings import ProducerSettings
 from skylark.core.clock import Clock
-from skylark.core.errors import ConfigError
+from skylark.core.errors import ClientError, ConfigError, NoNameServerError, NoRouteError
 from skylark.spark.cluster_client import SharedClients, client_options
 from skylark.spark.option_table import Connection
 from skylark.spark.sink.sink_options import SinkOptions
@@ -62,18 +63,29 @@ class SinkClient:
             await self._instance.release()
 
     async def queues(self, topic: str, *, fresh: bool = False) -> Sequence[MessageQueue]:
-        """The writable queues of a topic, with namespace; raises NotFoundError."""
+        """The writable queues of a topic, with namespace.
+
+        Raises NotFoundError, and NoBrokerError while no broker is there: name servers forget the
+        topics of brokers that are down, so that the topic may well exist.
+        """
         name = self.namespace.wrap(topic)
         route = self._instance.routes.get(name)
         if fresh or route is None or not route.publish:
             route = await self._instance.refresh_route(name)
         if route is None or not route.publish:
+            if not (await self.session.cluster_info()).broker_addr_table:
+                raise NoBrokerError("no broker has registered with the name servers")
             raise no_topic(topic)
         return route.publish
 
     async def master(self, queue: MessageQueue) -> str:
-        """The address of the master of a queue; raises ClientError."""
-        return await self.link.lookup.master_of(queue)
+        """The address of the master of a queue; raises NoRouteError, NoNameServerError."""
+        try:
+            return await self.link.lookup.master_of(queue)
+        except NoNameServerError:
+            raise
+        except ClientError as error:  # it is in no route now
+            raise NoRouteError(error.message, hint=error.hint) from error
 
     async def load_route(self, topic: str) -> None:
         """Load the route of a topic; heartbeats then go to its brokers as well."""

@@ -26,6 +26,7 @@ allowSameTopic          false; true: rows of the source may be written back to t
 txnId                   of exactly-once batch writes: a second write with the same id does nothing
 txnImmunitySec          900: for so long brokers send no check-back for undecided rows
 txnVerify               false; true: best-effort exactly-once on Apache brokers
+outageTimeout           5m: how long to wait for brokers and name servers that do not answer
 ======================  ==========================================================================
 
 Classes and fields keep their names: pickles of earlier versions must open.
@@ -56,6 +57,7 @@ from skylark.spark.option_table import (
     text_of,
     whole,
 )
+from skylark.spark.outages import OUTAGE_TIMEOUT_MS
 
 BATCH_BYTES_MAX: Final = 3 << 20  # with its properties a batch must stay below maxMessageSize
 IMMUNITY_SEC_MAX: Final = 7 * 86_400
@@ -97,6 +99,7 @@ OPTIONS: Final = (
     Option("txnId", _sink_id, field="txn_id"),
     Option("txnImmunitySec", whole(1, IMMUNITY_SEC_MAX), field="immunity_sec"),
     Option("txnVerify", boolean, field="verify"),
+    Option("outageTimeout", duration_ms, field="outage_timeout_ms"),
 )
 
 
@@ -128,6 +131,11 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     txn_id: str | None = None
     immunity_sec: int = 900
     verify: bool = False
+    outage_timeout_ms: int = OUTAGE_TIMEOUT_MS
+
+    @property
+    def outage_timeout_s(self) -> float:
+        return self.outage_timeout_ms / 1000
 
     @property
     def exactly_once(self) -> bool:

@@ -10,8 +10,9 @@ reply                         action
 stored                        count the rows; with ``strictAck`` a flush or replication timeout is
                               a failure to be retried
 busy (2)                      retry after 50 ms to 5 s, until ``deliveryTimeoutMs``
-1, 14, 16, 17, 1500, no       the same, ``retries`` times, to another queue unless order is kept
-answer, no connection
+1, 14, 16, 17, 1500           the same, ``retries`` times, to another queue unless order is kept
+no answer, no connection,     the same, until ``outageTimeout``
+no broker or name server
 illegal (13), of a batch      send each row by itself, to find the illegal one
 illegal, of one row           it is a bad row
 other                         the task fails
@@ -45,6 +46,7 @@ from skylark.core.errors import (
 )
 from skylark.core.lifecycle import Tasks
 from skylark.spark.exactly_once.txn_log import until_stored
+from skylark.spark.outages import OutageWait
 from skylark.spark.sink.row_batcher import RowBatcher, RowRequest, Target
 from skylark.spark.sink.sink_client import SinkClient
 from skylark.spark.sink.sink_options import SinkOptions
@@ -177,7 +179,9 @@ class TaskSender(ABC, Generic[ItemT]):
 
     async def _take_room(self, size: int) -> None:
         self._raise_failure()
-        await self._permits.take(size, 2 * self._options.delivery_timeout_ms / 1000)
+        options = self._options
+        timeout_s = 2 * options.delivery_timeout_ms / 1000 + options.outage_timeout_s
+        await self._permits.take(size, timeout_s)
         self._raise_failure()
 
     async def _wait_for_all(self) -> None:
@@ -208,7 +212,7 @@ class TaskSender(ABC, Generic[ItemT]):
         return await until_stored(
             attempt,
             Outage(REPEAT, clock, options.delivery_timeout_ms / 1000, self._rng),
-            clock,
+            OutageWait(clock, options.outage_timeout_s),
             strict_ack=options.strict_ack,
             on_retry=on_retry,
             retries_max=options.retries,
@@ -222,6 +226,7 @@ class TaskSender(ABC, Generic[ItemT]):
             self._turn += 1
             queue = queues[self._turn % len(queues)]
         async with windows[queue.broker_name] as window:
+            await client.master(queue)
             try:
                 result = await client.sender.send(
                     client.sender.state_of(target.topic),

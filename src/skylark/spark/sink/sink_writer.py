@@ -17,6 +17,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
@@ -31,6 +32,7 @@ from skylark.core.errors import ConfigError
 from skylark.spark.exactly_once.commit_coordinator import CommitCoordinator
 from skylark.spark.exactly_once.commit_protocol import Prepared
 from skylark.spark.exactly_once.txn_log import TxnLog
+from skylark.spark.outages import ride_out
 from skylark.spark.sink.row_encoder import RowPlan, plan_rows
 from skylark.spark.sink.sink_client import SinkClient, sink_client
 from skylark.spark.sink.sink_options import SinkOptions, read_sink_options
@@ -169,7 +171,9 @@ def _prepare(
     options = read_sink_options(given)
     types = {field.name: field.dataType.simpleString() for field in schema}
     plan = plan_rows(types, options, has_options=bool(given))
-    shared_portal().call(_check_cluster(sink_client(options), options))
+    client = sink_client(options)
+    check = partial(_check_cluster, client, options)
+    shared_portal().call(ride_out(client.clock, options.outage_timeout_s, check))
     return options, plan
 
 

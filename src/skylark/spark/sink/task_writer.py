@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -23,6 +23,7 @@ from skylark.spark.arrow_batches import cut_batch
 from skylark.spark.exactly_once.commit_protocol import AbandonedError, Prepared
 from skylark.spark.exactly_once.half_message_sender import HalfMessageSender, Portion, portions
 from skylark.spark.exactly_once.txn_log import TxnLog
+from skylark.spark.outages import ride_out
 from skylark.spark.sink.row_batcher import Row, RowBatcher, RowRequest, Target
 from skylark.spark.sink.row_encoder import BadRowError, RowPlan, RowReader, Rows, Stamp
 from skylark.spark.sink.sink_client import sink_client
@@ -146,7 +147,12 @@ class _Task:
             topics = self.batcher.topics(rows) if len(rows.positions) else []
             return {topic: await self.client.queues(topic) for topic in topics}
 
-        return self.portal.call(find())
+        return self.ask(find)
+
+    def ask(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run ``work`` on the event loop, through outages."""
+        wait_s = self.options.outage_timeout_s
+        return self.portal.call(ride_out(self.client.clock, wait_s, work))
 
 
 def write_at_least_once(
@@ -189,7 +195,7 @@ def write_exactly_once(
         attempt=secrets.token_hex(8),
         count=0,
     )
-    txn_log = TxnLog(task.client, strict_ack=options.strict_ack)
+    txn_log = TxnLog(task.client, strict_ack=options.strict_ack, outage_s=options.outage_timeout_s)
     status = portal.call(txn_log.read_status(task_id.sink, task_id.batch)).status
     if status.abandoned:
         raise AbandonedError(task_id.sink, task_id.batch)
@@ -223,7 +229,7 @@ def _portions(
         return
     if not task.options.verify:
         brokers = sorted({queue.broker_name for each in queues.values() for queue in each})
-        task.portal.call(task.client.require_idempotent(brokers))
+        task.ask(lambda: task.client.require_idempotent(brokers))
     for target, numbers in task.batcher.targets(rows, queues):
         yield from portions(rows, target, numbers)
 

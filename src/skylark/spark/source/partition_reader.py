@@ -29,6 +29,7 @@ from skylark.core.errors import SkylarkError, TransportError
 from skylark.spark.arrow_batches import cut_batch
 from skylark.spark.cluster_client import Cluster, shared_cluster
 from skylark.spark.errors import log_missing, messages_expired
+from skylark.spark.outages import OutageDisplay, is_outage
 from skylark.spark.source.input_partitions import QueueRange
 from skylark.spark.source.queue_bounds import choose_address
 from skylark.spark.source.source_options import SourceOptions
@@ -128,7 +129,8 @@ class _Reader:
 
     def _from_broker(self) -> Iterator[pa.RecordBatch]:
         options, session = self._options, self._cluster.session
-        patience_s = options.pull_timeout_ms / 1000
+        patience_s, outage_s = options.pull_timeout_ms / 1000, options.outage_timeout_ms / 1000
+        display = OutageDisplay(session.clock, outage_s)
         terms = RangeTerms(
             expression=options.sql92 or "*",
             expression_type="TAG" if options.sql92 is None else "SQL92",
@@ -137,6 +139,8 @@ class _Reader:
             size_max=options.pull_size_max,
             timeout_s=patience_s,
             patience_s=patience_s,
+            outage_s=outage_s,
+            on_outage=display.retrying,
         )
         batches = read_range(
             session.calls,
@@ -152,9 +156,17 @@ class _Reader:
             inflate=options.decompress,
         )
         try:
-            yield from self._cluster.iterate(batches)
+            with display:
+                for batch in self._cluster.iterate(batches):
+                    display.over()
+                    yield batch
         except MissingError as error:
             raise messages_expired(error.missing) from None
+        except (SkylarkError, TimeoutError) as error:
+            clear = display.ended(error) if is_outage(error) else None
+            if clear is None:
+                raise
+            raise clear from error
 
 
 def tag_list(tags: str | None) -> list[str]:

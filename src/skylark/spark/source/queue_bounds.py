@@ -36,12 +36,12 @@ from skylark.core.errors import (
     ConfigError,
     NoNameServerError,
     RemoteProtocolError,
-    SkylarkError,
     TransportError,
 )
 from skylark.core.names import DLQ_PREFIX, RETRY_PREFIX
 from skylark.spark.cluster_client import shared_cluster
 from skylark.spark.errors import queue_name
+from skylark.spark.outages import ride_out
 from skylark.spark.source.source_options import SourceOptions
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.stats import TopicStatsTable
@@ -97,26 +97,19 @@ def choose_address(addresses: Mapping[int, str], read_from: str, attempt: int = 
     return usable[attempt % len(usable)] if usable else None
 
 
-async def with_retries(
-    session: Session, options: SourceOptions, work: Callable[[], Awaitable[T]]
+def ask_cluster(
+    options: SourceOptions,
+    work: Callable[[Session], Awaitable[T]],
+    patience_s: float | None = None,
 ) -> T:
-    """Run ``work``, again after a pause for errors of the network or of a server."""
-    for _ in range(options.fetch_retries):
-        try:
-            return await work()
-        except (SkylarkError, TimeoutError) as error:
-            if not isinstance(error, (TransportError, TimeoutError)) and not error.retriable:
-                raise
-            logger.info("retrying in %d ms: %s", options.fetch_retry_ms, error)
-            await session.clock.sleep(options.fetch_retry_ms / 1000)
-    return await work()
+    """Run ``work`` on the shared client of this process, through outages; returns its result.
 
-
-def ask_cluster(options: SourceOptions, work: Callable[[Session], Awaitable[T]]) -> T:
-    """Run ``work`` on the shared client of this process, with retries; returns its result."""
+    ``patience_s`` is how long to wait for the cluster, by default ``outageTimeout``.
+    """
     cluster = shared_cluster(options.connection)
     session = cluster.session
-    return cluster.run(with_retries(session, options, lambda: work(session)))
+    wait_s = options.outage_timeout_ms / 1000 if patience_s is None else patience_s
+    return cluster.run(ride_out(session.clock, wait_s, lambda: work(session)))
 
 
 class ClusterInspector:

@@ -48,6 +48,7 @@ from skylark.spark.option_table import (
     valid_name,
     whole,
 )
+from skylark.spark.outages import OUTAGE_TIMEOUT_MS
 from skylark.spark.source.offset_options import (
     At,
     Named,
@@ -65,6 +66,7 @@ FILE_RECORDS_PER_PARTITION: Final = 500_000
 PULL_BATCH_SIZE: Final = 65_536
 #: Larger replies exceed the processor caches and are decoded more slowly.
 PULL_SIZE: Final = 2 * 1024 * 1024
+FETCH_RETRY_MS: Final = 200
 
 
 _topic: Final = valid_name(topic_problem)
@@ -138,6 +140,7 @@ OPTIONS: Final = (
     Option("readFrom", one_of("master", "slave", "any"), field="read_from"),
     Option("fetchOffset.numRetries", whole(0, 1000), field="fetch_retries"),
     Option("fetchOffset.retryIntervalMs", duration_ms, field="fetch_retry_ms"),
+    Option("outageTimeout", duration_ms, field="outage_timeout_ms"),
 )
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
 
@@ -175,7 +178,13 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     idle_poll_ms: int = 200
     read_from: str = "master"
     fetch_retries: int = 5
-    fetch_retry_ms: int = 200
+    fetch_retry_ms: int = FETCH_RETRY_MS
+    outage_timeout_ms: int = OUTAGE_TIMEOUT_MS
+
+    @property
+    def fetch_patience_s(self) -> float:
+        """How long requests of commands are retried, which users wait for."""
+        return self.fetch_retries * self.fetch_retry_ms / 1000
 
     def wants(self, queue: MessageQueue) -> bool:
         """Whether the options select this queue of a selected topic."""
@@ -206,6 +215,9 @@ def source_options(
     high = values.get("maxOffsetsPerTrigger")
     if low is not None and high is not None and low > high:
         raise ConfigError(f"minOffsetsPerTrigger={low} is more than maxOffsetsPerTrigger={high}")
+    if "outageTimeout" not in values and "fetchOffset.numRetries" in values:
+        retry_ms = values.get("fetchOffset.retryIntervalMs", FETCH_RETRY_MS)
+        values["outageTimeout"] = values["fetchOffset.numRetries"] * retry_ms
     return SourceOptions(
         connection=make_connection(values, environ),
         **_chosen_topics(values),

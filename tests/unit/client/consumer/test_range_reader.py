@@ -16,6 +16,7 @@ from skylark.client.core.broker_calls import BrokerCalls
 from skylark.client.errors import Missing, MissingError
 from skylark.core.errors import (
     ClientError,
+    NoNameServerError,
     RemoteProtocolError,
     SubscriptionGroupNotExistError,
     TopicNotExistError,
@@ -196,3 +197,30 @@ async def test_small_answers_are_joined_and_said_to_be_slow(
             assert await s.read(0, 800, *answers) == list(range(800))
         hints = [r for r in caplog.records if "maxTransferCountOnMessageInDisk" in r.getMessage()]
         assert len(hints) == 1
+
+
+async def test_a_pull_waits_for_name_servers_and_brokers_that_are_away(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as s:
+        began = s.clock.monotonic()
+        shown: list[str] = []
+
+        async def find(attempt: int) -> str:
+            waited_s = s.clock.monotonic() - began
+            if waited_s < 20:
+                raise NoNameServerError("no name server responds")
+            if waited_s < 40:
+                return "127.0.0.1:9"  # nothing listens there
+            assert attempt > 0
+            return s.server.address
+
+        terms = RangeTerms(patience_s=5, outage_s=60, on_outage=lambda e: shown.append(str(e)))
+        assert await s.read(3, 5, pulled(records(3, 4), 5), find=find, terms=terms) == [3, 4]
+        assert {"no name server responds"} < {*shown}
+
+        async def never(attempt: int) -> str:
+            raise NoNameServerError("no name server responds")
+
+        began = s.clock.monotonic()
+        with pytest.raises(NoNameServerError):
+            await s.read(3, 5, find=never, terms=RangeTerms(patience_s=5))
+        assert 3 < s.clock.monotonic() - began <= 6

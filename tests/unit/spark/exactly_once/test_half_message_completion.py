@@ -114,7 +114,7 @@ def made(
     clock = VirtualClock()
     broker = FakeBroker(clock, batches=batches)
     client: Any = FakeClient(broker)
-    return clock, broker, HalfMessageCompleter(client, 30.0, verify=verify)
+    return clock, broker, HalfMessageCompleter(client, 30.0, 30.0, verify=verify)
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -18,7 +18,9 @@ from skylark.core.errors import (
     BrokerError,
     ConnectionClosedError,
     MessageIllegalError,
+    NoNameServerError,
     NoPermissionError,
+    NoRouteError,
     SkylarkError,
     SystemBusyError,
 )
@@ -27,6 +29,7 @@ from skylark.spark.exactly_once.commit_protocol import Prepared
 from skylark.spark.exactly_once.half_message_sender import HalfMessageSender, Portion, portions
 from skylark.spark.exactly_once.txn_log import QUEUE_COUNT, TxnLog
 from skylark.spark.exactly_once.txn_log_records import LOG_TOPIC, Done, Manifest, sums
+from skylark.spark.outages import OutageError
 from skylark.spark.sink.row_batcher import RowBatcher, RowRequest
 from skylark.spark.sink.row_encoder import RowPlan, RowReader
 from skylark.spark.sink.sink_options import SinkOptions
@@ -133,6 +136,9 @@ class FakeClient:
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
         assert topic == "T"
         return QUEUES
+
+    async def master(self, queue: MessageQueue) -> str:
+        return queue.broker_name
 
 
 async def passing(clock: VirtualClock, work: Coroutine[Any, Any, T]) -> T:
@@ -247,9 +253,38 @@ async def test_a_batch_that_is_refused_is_sent_row_by_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "attempts"),
-    [(NoPermissionError("no", code=16), 4), (ConnectionClosedError("gone"), 4)],
+    "error",
+    [ConnectionClosedError("gone"), NoNameServerError("none"), NoRouteError("no broker")],
+    ids=lambda error: type(error).__name__,
 )
+async def test_rows_wait_for_a_cluster_that_is_away(error: SkylarkError) -> None:
+    clock = VirtualClock()
+    began = clock.monotonic()
+
+    def reject(parcel: Parcel, queue: MessageQueue) -> None:
+        del parcel, queue
+        if clock.monotonic() - began < 200:
+            raise error
+
+    opts = options(retries=3, batch_count_max=1)
+    client = FakeClient(clock, reject)
+    bodies = [b"%d" % n for n in range(20)]
+    written = await send_all(clock, sending(client, opts), loads_of(opts, bodies))
+    assert written.count == 20
+    assert Counter(body for _, body in client.sender.bodies) == Counter(bodies)
+
+
+async def test_a_task_fails_after_a_long_outage_with_one_clear_error() -> None:
+    def reject(parcel: Parcel, queue: MessageQueue) -> None:
+        raise ConnectionClosedError("the broker closed the connection")
+
+    opts = options(outage_timeout_ms=60_000)
+    clock = VirtualClock()
+    with pytest.raises(OutageError, match="did not answer for 60 s: the broker closed"):
+        await send_all(clock, sending(FakeClient(clock, reject), opts), loads_of(opts, [b"a"]))
+
+
+@pytest.mark.parametrize(("error", "attempts"), [(NoPermissionError("no", code=16), 4)])
 async def test_failures_end_the_task_after_their_retries(
     error: SkylarkError, attempts: int
 ) -> None:
@@ -377,6 +412,19 @@ async def test_with_strict_ack_a_late_flush_appends_a_record_again(
         for n in range(QUEUE_COUNT)
     ]
     assert await passing(clock, log.append(Done(sink="s", batch=4))) == offset
+
+
+async def test_halves_wait_for_a_cluster_that_is_away() -> None:
+    failures = iter(range(40))
+
+    def reject(parcel: Parcel, queue: MessageQueue) -> None:
+        del parcel, queue
+        if next(failures, None) is not None:
+            raise NoRouteError("no broker")
+
+    prepared, _, sender = await send_halves(reject, [b"%d" % n for n in range(100)], retries=3)
+    assert (prepared.count, prepared.void) == (100, ())  # nothing was stored meanwhile
+    assert len(sender.bodies) == 100
 
 
 async def test_a_portion_without_an_answer_gets_other_numbers() -> None:

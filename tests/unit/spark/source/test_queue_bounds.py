@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import cast
 
 import pytest
@@ -16,7 +15,7 @@ from skylark.core.errors import (
     NoNameServerError,
     TransportError,
 )
-from skylark.spark.source.queue_bounds import Bounds, ClusterInspector, with_retries
+from skylark.spark.source.queue_bounds import Bounds, ClusterInspector
 from skylark.spark.source.source_options import source_options
 from tests.unit.spark.source.fake_cluster import FakeSession, queue
 
@@ -133,26 +132,3 @@ async def test_queues_that_do_not_exist() -> None:
         await inspector(FakeSession(), queues="broker-a:1,broker-a:7").first_snapshot()
     found = await inspector(FakeSession(), queues="broker-a:1").first_snapshot()
     assert set(found.bounds) == {queue(1)}
-
-
-async def test_retries_of_requests_to_the_cluster() -> None:
-    session = FakeSession()
-    given = {"nameserver": "h:1", "topic": "T", "fetchoffset.numretries": "2"}
-    options = source_options(given, streaming=True, environ={})
-    problems: list[Exception] = [ConnectError("1"), NoNameServerError("2")]
-
-    async def work() -> str:
-        if problems:
-            raise problems.pop(0)
-        return "done"
-
-    async def outcome() -> object:
-        task = asyncio.ensure_future(with_retries(cast(Session, session), options, work))
-        await session.clock.advance(10)
-        return (await asyncio.gather(task, return_exceptions=True))[0]
-
-    assert await outcome() == "done"
-    problems[:] = [ConfigError("wrong")]
-    assert isinstance(await outcome(), ConfigError)
-    problems[:] = [ConnectError(str(n)) for n in range(3)]
-    assert str(await outcome()) == "2"

@@ -8,11 +8,13 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from skylark.core.errors import ClientError
+from skylark.core.errors import ClientError, NoNameServerError
 from skylark.spark.cluster_client import Cluster
+from skylark.spark.outages import OutageError
 from skylark.spark.source import queue_bounds, source_readers
 from skylark.spark.source.source_options import source_options
-from skylark.spark.source.source_readers import StreamReader
+from skylark.spark.source.source_readers import BatchReader, StreamReader
+from skylark.wire.bodies.route_body import TopicRouteData
 from tests.unit.spark.source.fake_cluster import FakeSession
 
 T = TypeVar("T")
@@ -25,7 +27,15 @@ class FakeCluster:
         self.session = FakeSession()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run(work)
+        """Do the work while time goes by."""
+
+        async def passing() -> T:
+            task = asyncio.get_running_loop().create_task(work)
+            while not task.done():
+                await self.session.clock.advance(0.2)
+            return task.result()
+
+        return asyncio.run(passing())
 
 
 @pytest.fixture
@@ -59,3 +69,52 @@ def test_a_planned_queue_that_was_cut_off_stops_the_restart(
         restarted.partitions(offset(1, 1), offset(5, 5))
     assert "failOnDataLoss" not in str(caught.value)  # it does not help: the checkpoint has them
     assert len(reader().partitions(offset(1, 5), offset(5, 5))) == 1  # nothing of it is planned
+
+
+# ---- outages -------------------------------------------------------------------------------------
+
+
+class Away(FakeSession):
+    """A cluster whose name servers do not answer for a while."""
+
+    def __init__(self, away_s: float) -> None:
+        super().__init__()
+        self.until = self.clock.monotonic() + away_s
+
+    async def find_route(self, topic: str) -> TopicRouteData | None:
+        self.namesrv_answers = self.clock.monotonic() >= self.until
+        return await super().find_route(topic)
+
+
+def test_a_stream_starts_when_the_name_servers_are_back(cluster: FakeCluster) -> None:
+    cluster.session = Away(240)
+    found = reader(startingoffsets="earliest").initialOffset()
+    assert found["q"]["T"]["broker-a"] == {"0": 1, "1": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "waited_s"),
+    [
+        ({}, OutageError, 300),
+        ({"outagetimeout": "1m"}, OutageError, 60),
+        ({"fetchoffset.numretries": "2"}, NoNameServerError, 0.4),
+        ({"fetchoffset.numretries": "0"}, NoNameServerError, 0),
+    ],
+)
+def test_how_long_a_stream_waits_for_name_servers(
+    cluster: FakeCluster, given: dict[str, str], kind: type[Exception], waited_s: float
+) -> None:
+    cluster.session = Away(1_000)
+    clock = cluster.session.clock
+    began = clock.monotonic()
+    with pytest.raises(kind, match="no name server responds"):
+        reader(**given).initialOffset()
+    assert waited_s - 5 <= clock.monotonic() - began <= waited_s + 1
+
+
+def test_a_batch_read_waits_too(cluster: FakeCluster) -> None:
+    cluster.session = Away(60)
+    options = source_options(
+        {"nameserver": "h:1", "topic": "T", "readmode": "pull"}, streaming=False, environ={}
+    )
+    assert len(BatchReader(options, ["body"]).partitions()) == 4
