@@ -272,6 +272,7 @@ def test_one_that_fails_ends_the_others(site: Site, tmp_path: Path) -> None:
     site.send(topic, [b"1"])
     shouting(tmp_path)
     bad = pipeline(topic, {"format": "noop"}, python="shouting_package:explode") | {"name": "bad"}
+    bad |= {"on_failure": "stop"}
     good = pipeline(topic, {"format": "noop"}) | {"name": "good"}
     file = site.file(tmp_path, good, bad)
     result = skylark("--output", "json", "pipeline", "run", file)
@@ -280,6 +281,21 @@ def test_one_that_fails_ends_the_others(site: Site, tmp_path: Path) -> None:
     assert states == {"good": "stopped", "bad": "failed"}
     expected = "pipeline bad: Python code in a task raised RuntimeError: it burst"
     assert result.stderr == f"Error: {expected}\n"
+    # A run that ends by itself leaves the others alone, and the next one begins where it was.
+    del bad["on_failure"]
+    file = site.file(tmp_path, good, bad)
+    result = skylark("--output", "json", "pipeline", "run", file, "--available-now")
+    assert result.exit_code == 1
+    states = {row["pipeline"]: row["state"] for row in json.loads(result.stdout)}
+    assert states == {"good": "done", "bad": "failed"}
+    bad |= {"restart": {"pause": "10ms", "limit": "2"}}
+    file = site.file(tmp_path, good, bad)
+    result = skylark("--output", "json", "pipeline", "run", file, "--available-now")
+    runs = {row["pipeline"]: row for row in json.loads(result.stdout)}
+    assert (result.exit_code, runs["bad"]["state"], runs["bad"]["restarts"]) == (1, "failed", 2)
+    statuses = {row["pipeline"]: row for row in done("status", file)}
+    assert (statuses["bad"]["state"], statuses["bad"]["failure"]) == ("failed", expected)
+    assert (statuses["good"]["state"], statuses["good"]["failure"]) == ("done", None)
 
 
 # ---- mistakes that Spark finds -------------------------------------------------------------------

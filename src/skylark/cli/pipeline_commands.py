@@ -186,7 +186,7 @@ def run(context: CliContext, file: Path, names: tuple[str, ...], available_now: 
             runs = run_pipelines(
                 spark, document, chosen, watcher=move, stop=stop, available_now=available_now
             )
-    columns = ("pipeline", "state", "batches", "rows", "seconds", "lag", "problem")
+    columns = ("pipeline", "state", "batches", "rows", "seconds", "lag", "restarts", "problem")
     context.output.rows(columns, runs)
     problems = [each.problem for each in runs if each.problem is not None]
     if problems:
@@ -208,15 +208,23 @@ def status(context: CliContext, file: Path, names: tuple[str, ...]) -> None:
         found = list(pipeline_statuses(document, names))
     columns = {
         "pipeline": "name",
-        **{name: name for name in ("batch", "unfinished", "lag", "changed", "checkpoint")},
+        **{
+            name: name
+            for name in ("state", "batch", "unfinished", "lag", "restarts", "changed", "checkpoint")
+        },
     }
     if context.output.is_json:
-        context.output.rows({**columns, "queues": _queues, "problem": "problem"}, found)
+        context.output.rows(
+            {**columns, "queues": _queues, "failure": "failure", "problem": "problem"}, found
+        )
     else:
         context.output.rows(columns, found)
         context.output.gap()
         queues = [{"pipeline": each.name, **row} for each in found for row in _queues(each)]
         context.output.rows(("pipeline", *QUEUE_COLUMNS), queues)
+        for each in found:
+            if each.failure is not None:
+                context.output.info(f"{each.name}: last failure: {each.failure}")
     if problems := sorted({each.problem for each in found if each.problem is not None}):
         raise UnreachableError("; ".join(problems))
 

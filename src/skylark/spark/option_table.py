@@ -32,6 +32,8 @@ T = TypeVar("T")
 #: Keys that Spark adds for paths, queries and SQL tables.
 SPARK_KEYS: Final = frozenset({"path", "checkpointlocation", "queryname", "provider", "owner"})
 SPARK_PREFIX: Final = "option."
+#: Default of ``outageTimeout``, of source and sink; see :mod:`skylark.spark.outages`.
+OUTAGE_TIMEOUT_MS: Final = 5 * 60_000
 
 _DURATION: Final = re.compile(r"(\d{1,12})\s*([a-z]*)", re.IGNORECASE)
 _DURATION_UNITS: Final = {

@@ -39,8 +39,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-#: Default of the option ``outageTimeout``.
-OUTAGE_TIMEOUT_MS: Final = 5 * 60_000
 PROGRESS_S: Final = 10.0
 #: After a shorter wait the error itself is raised: commands that wait a second say what is wrong.
 LONG_WAIT_S: Final = 10.0

@@ -16,12 +16,18 @@
         source: {format: rocketmq, options: {topic: orders}}
         python: alerting:transform
         sink: {format: rocketmq, options: {topic: alerts, delivery: exactly-once}}
+        on_failure: restart
+        restart: {pause: 5s, limit: 10}
 
 ``cluster`` has options for every source and every sink of format rocketmq, unless they set them
 themselves. A pipeline may have ``sql`` over the view ``input``, a ``python`` function from
 DataFrame to DataFrame, neither, or both: then the function gets the result of the SQL. Without a
 trigger, batches follow each other without a pause; ``availableNow: true`` ends when everything that
 was stored at the start is processed.
+
+``on_failure`` says what a failure of the pipeline means (:class:`RestartPolicy`): ``restart`` runs
+it again from its checkpoint after a pause, which doubles with each failure in a row; ``isolate``
+leaves it failed, and the others run on; ``stop`` stops the others, too.
 
 Everything that can be checked without a request is checked here: keys, names, and the options of
 sources and sinks. One :class:`PipelineFileError` reports all mistakes, with line and column:
@@ -38,6 +44,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
+from skylark.core.backoff import Backoff
 from skylark.core.errors import ConfigError, SkylarkError
 from skylark.core.strict_yaml import (
     Mistake,
@@ -48,7 +55,7 @@ from skylark.core.strict_yaml import (
     nearest,
     scalar_text,
 )
-from skylark.spark.option_table import CONNECTION_OPTIONS, duration_ms
+from skylark.spark.option_table import CONNECTION_OPTIONS, duration_ms, whole
 from skylark.spark.sink.sink_options import SinkOptions, read_sink_options
 from skylark.spark.source.source_options import SourceOptions, source_options
 
@@ -59,6 +66,8 @@ T = TypeVar("T")
 
 FORMAT: Final = "rocketmq"
 PIPELINES_MAX: Final = 64
+ON_FAILURE: Final = ("restart", "isolate", "stop")
+RESTART_PAUSE_MAX_S: Final = 300.0
 OUTPUT_MODES: Final = ("append", "complete", "update")
 #: Formats of sinks that write files to a folder, with a log of their batches.
 FILE_FORMATS: Final = ("parquet", "orc", "json", "csv", "text", "avro")
@@ -99,6 +108,21 @@ class Trigger(msgspec.Struct, frozen=True):
         return f"every {self.interval_ms} ms" if self.interval_ms else "batch after batch"
 
 
+class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens when a pipeline fails."""
+
+    #: One of :data:`ON_FAILURE`; None: ``isolate`` for a run that ends by itself, whose scheduler
+    #: repeats it, and ``restart`` for one that does not.
+    on_failure: str | None = None
+    pause_ms: int = 5_000  #: before the first restart
+    limit: int = 10  #: restarts in a row without a completed row; then it is isolated
+
+    def pause_s(self, failures: int) -> float:
+        """The pause after so many failures in a row."""
+        first_s = self.pause_ms / 1000
+        return Backoff(first_s=first_s, most_s=max(first_s, RESTART_PAUSE_MAX_S)).pause_s(failures)
+
+
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
     """One pipeline of a file; ``line`` is its first line."""
 
@@ -109,6 +133,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
     sql: str | None = None
     python: str | None = None
     trigger: Trigger = Trigger()
+    restart: RestartPolicy = RestartPolicy()
 
 
 class PipelineFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,7 +255,7 @@ class _FileReader:
     def _pipeline(self, node: Node) -> Pipeline | None:
         walker = self._walker
         required = ("name", "source", "sink")
-        keys = (*required, "sql", "python", "trigger")
+        keys = (*required, "sql", "python", "trigger", "on_failure", "restart")
         parts = walker.mapping(node, "a pipeline", keys, required)
         source = self._source(parts["source"]) if "source" in parts else None
         sink = self._sink(parts["sink"]) if "sink" in parts else None
@@ -252,6 +277,7 @@ class _FileReader:
             sql=sql,
             python=python,
             trigger=trigger,
+            restart=self._restart(parts),
         )
 
     def _source(self, node: Node) -> Source | None:
@@ -328,6 +354,30 @@ class _FileReader:
             )
             return Trigger()
         return Trigger(interval_ms=interval_ms)
+
+    def _restart(self, parts: Mapping[str, Node]) -> RestartPolicy:
+        walker = self._walker
+        on_failure = walker.optional(parts, "on_failure", None)
+        if on_failure is not None and on_failure not in ON_FAILURE:
+            walker.wrong(parts["on_failure"], f"on_failure must be {' or '.join(ON_FAILURE)}")
+        if "restart" not in parts:
+            return RestartPolicy(on_failure=on_failure)
+        if on_failure not in (None, "restart"):
+            walker.wrong(parts["restart"], f"on_failure: {on_failure} does not restart it")
+        given = walker.mapping(parts["restart"], "restart", ("pause", "limit"))
+        policy = RestartPolicy(on_failure="restart")
+        for key, field, parse in (
+            ("pause", "pause_ms", duration_ms),
+            ("limit", "limit", whole(1, 1_000_000)),
+        ):
+            if key in given:
+                try:
+                    value = parse(walker.text(given[key], f"restart.{key}"))
+                except ValueError as error:
+                    walker.wrong(given[key], f"restart.{key}: {error}")
+                else:
+                    policy = msgspec.structs.replace(policy, **{field: value})
+        return policy
 
     # ---- options ---------------------------------------------------------------------------------
 

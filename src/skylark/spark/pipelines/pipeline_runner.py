@@ -1,9 +1,11 @@
 """Runner of pipelines: runs the queries of a file side by side in one session.
 
 All queries are analysed before the first one starts. A thread for each follows it until it ends by
-itself (``availableNow``), ``stop`` is set, or it fails. When one fails, the endless ones are
-stopped as if the user had asked for it: they finish their current batch, and the next run continues
-from their checkpoints. The runner waits for those that end by themselves.
+itself (``availableNow``), ``stop`` is set, or it fails. The policy of the pipeline
+(:class:`~skylark.spark.pipelines.pipeline_file.RestartPolicy`) decides what happens then: it is
+started again from its checkpoint after a pause, or it is left alone while the others run on, or the
+endless ones are stopped as if the user had asked for it. A mistake in the file or lost messages are
+not mended by a restart.
 
 ``spark.master`` of a file is any master of Spark: ``local[*]``, ``spark://host:7077``, ``yarn``,
 ``k8s://...``, or ``sc://host:15002`` for a Spark Connect server.
@@ -11,19 +13,23 @@ from their checkpoints. The runner waits for those that end by themselves.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 from pyspark.sql import SparkSession
 
-from skylark.core.errors import SkylarkError
+from skylark.core.clock import SystemClock, TimeSource
+from skylark.core.errors import ConfigError, SkylarkError
 from skylark.spark.error_translation import translate_pipeline_errors
+from skylark.spark.errors import DataLossError
 from skylark.spark.jobs.job_runner import JobProgress, follow_query
+from skylark.spark.pipelines.last_run import LastRun, write_last_run
 from skylark.spark.pipelines.pipeline_file import Pipeline, PipelineFile, Trigger
 from skylark.spark.pipelines.pipeline_start import file_checkpoints
 from skylark.spark.pipelines.query_builder import build, pipeline_errors, start_query
@@ -32,6 +38,8 @@ from skylark.spark.session import command_session, make_session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
+
+logger = logging.getLogger(__name__)
 
 #: For annotations in modules that must not import pyspark.
 Session: TypeAlias = SparkSession
@@ -64,7 +72,7 @@ PipelineListener: TypeAlias = Callable[[str, JobProgress], object]
 
 
 class PipelineRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one pipeline."""
+    """Result of one pipeline, over all its restarts."""
 
     pipeline: str
     state: str  #: done, stopped or failed
@@ -72,7 +80,8 @@ class PipelineRun(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = 0
     seconds: float = 0.0
     lag: int | None = None
-    problem: str | None = None
+    restarts: int = 0
+    problem: str | None = None  #: the last failure, if no run after it has ended well
 
 
 def run_pipelines(
@@ -83,6 +92,7 @@ def run_pipelines(
     watcher: PipelineListener | None = None,
     stop: threading.Event | None = None,
     available_now: bool = False,
+    clock: TimeSource | None = None,
 ) -> list[PipelineRun]:
     """Run pipelines to their end; ``available_now`` overrides their triggers.
 
@@ -90,20 +100,136 @@ def run_pipelines(
     """
     frames = [(pipeline, build(spark, document, pipeline)) for pipeline in pipelines]
     stop = stop or threading.Event()
+    clock = clock or SystemClock()
     ending = threading.Event()  # for the endless ones
-    runs: list[Future[PipelineRun]] = []
     with ThreadPoolExecutor(len(frames), "pipeline") as pool:
-        for pipeline, frame in frames:
-            trigger = Trigger(available_now=True) if available_now else pipeline.trigger
-            asked = stop if trigger.available_now else ending
-            # Started in this thread: in another one Spark does not find Python sources.
-            query = _start(document, pipeline, frame, trigger)
-            runs.append(pool.submit(_follow, pipeline, query, watcher, asked))
-        while waiting := wait(runs, POLL_S).not_done:
-            ended = [run.result() for run in runs if run not in waiting]
-            if stop.is_set() or any(run.state == "failed" for run in ended):
+        supervised = [
+            _Supervised(
+                document,
+                pipeline,
+                frame,
+                Trigger(available_now=True) if available_now else pipeline.trigger,
+                pool,
+                watcher,
+                clock,
+            )
+            for pipeline, frame in frames
+        ]
+        for each in supervised:
+            each.start(stop if each.trigger.available_now else ending)
+        while active := [each for each in supervised if not each.is_over]:
+            wait([each.following for each in active if each.following is not None], POLL_S)
+            if all(each.following is None for each in active):
+                stop.wait(POLL_S)
+            for each in active:
+                each.poll()
+            if stop.is_set() or any(each.stops_others for each in supervised):
                 ending.set()
-        return [run.result() for run in runs]
+        return [each.run for each in supervised]
+
+
+class _Supervised:
+    """One pipeline and its restarts; all methods are called by the thread of the runner.
+
+    In another thread Spark does not find Python sources when a query starts.
+    """
+
+    def __init__(
+        self,
+        document: PipelineFile,
+        pipeline: Pipeline,
+        frame: DataFrame,
+        trigger: Trigger,
+        pool: ThreadPoolExecutor,
+        watcher: PipelineListener | None,
+        clock: TimeSource,
+    ) -> None:
+        self._document = document
+        self._pipeline = pipeline
+        self._frame = frame
+        self._pool = pool
+        self._watcher = watcher
+        self._clock = clock
+        self._asked = threading.Event()
+        self._failures = 0  # in a row
+        self._restart_at: float | None = None
+        default = "isolate" if trigger.available_now else "restart"
+        self._on_failure = pipeline.restart.on_failure or default
+        self.trigger = trigger
+        self.run = PipelineRun(pipeline=pipeline.name, state="running")
+        self.following: Future[_Outcome] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it runs no more and is not going to be restarted."""
+        return self.following is None and self._restart_at is None
+
+    @property
+    def stops_others(self) -> bool:
+        return self.is_over and self.run.state == "failed" and self._on_failure == "stop"
+
+    def start(self, asked: threading.Event) -> None:
+        """Start its query; ``asked`` is set when it shall stop."""
+        self._asked = asked
+        self._restart_at = None
+        query = _start(self._document, self._pipeline, self._frame, self.trigger)
+        self.following = self._pool.submit(_follow, self._pipeline, query, self._watcher, asked)
+        self._write("running")
+
+    def poll(self) -> None:
+        """Take note of its end, and start it again when its pause is over."""
+        if self.following is not None:
+            if self.following.done():
+                outcome, self.following = self.following.result(), None
+                self._ended(outcome)
+        elif self._restart_at is not None and self._asked.is_set():
+            self._restart_at = None
+            self.run = msgspec.structs.replace(self.run, state="stopped")
+            self._write("stopped")
+        elif self._restart_at is not None and self._clock.monotonic() >= self._restart_at:
+            self.run = msgspec.structs.replace(self.run, restarts=self.run.restarts + 1)
+            self.start(self._asked)
+
+    def _ended(self, outcome: _Outcome) -> None:
+        before, last = self.run, outcome.run
+        self.run = msgspec.structs.replace(
+            last,
+            batches=before.batches + last.batches,
+            rows=before.rows + last.rows,
+            seconds=round(before.seconds + last.seconds, 3),
+            restarts=before.restarts,
+        )
+        self._failures = 1 if last.rows else self._failures + 1
+        policy = self._pipeline.restart
+        if last.state != "failed" or outcome.is_final or self._on_failure != "restart":
+            self._write(last.state)
+        elif self._failures > policy.limit:
+            logger.error("pipeline %s failed %d times in a row", last.pipeline, self._failures)
+            self._write(last.state)
+        else:
+            pause_s = policy.pause_s(self._failures)
+            self._restart_at = self._clock.monotonic() + pause_s
+            logger.warning("restarting in %.0f s: %s", pause_s, last.problem)
+            self._write("restarting")
+
+    def _write(self, state: str) -> None:
+        checkpoints = file_checkpoints(self._document)
+        if checkpoints.root is None:
+            return
+        state_now = LastRun(
+            state=state,
+            restarts=self.run.restarts,
+            problem=self.run.problem,
+            changed_ms=self._clock.now_ms(),
+        )
+        write_last_run(checkpoints.folder(self._pipeline.name), state_now)
+
+
+class _Outcome(NamedTuple):
+    """How one run of a query ended."""
+
+    run: PipelineRun
+    is_final: bool = False  #: it failed in a way that a restart does not mend
 
 
 def _start(
@@ -121,8 +247,8 @@ def _follow(
     query: StreamingQuery | SkylarkError,
     watcher: PipelineListener | None,
     stop: threading.Event,
-) -> PipelineRun:
-    """Follow one pipeline; runs in a separate thread."""
+) -> _Outcome:
+    """Follow one query; runs in a separate thread."""
     last = JobProgress(rows=0)
 
     def report(progress: JobProgress) -> None:
@@ -137,14 +263,15 @@ def _follow(
         with pipeline_errors(pipeline):
             totals = follow_query(query, report, stop)
     except SkylarkError as error:
-        return PipelineRun(
+        run = PipelineRun(
             pipeline=pipeline.name,
             state="failed",
             rows=last.rows,
             lag=last.lag,
             problem=" ".join(str(error).split()),
         )
-    return PipelineRun(
+        return _Outcome(run, isinstance(error, (ConfigError, DataLossError)))
+    run = PipelineRun(
         pipeline=pipeline.name,
         state="stopped" if totals.stopped else "done",
         batches=totals.batches,
@@ -152,3 +279,4 @@ def _follow(
         seconds=totals.seconds,
         lag=totals.lag,
     )
+    return _Outcome(run)

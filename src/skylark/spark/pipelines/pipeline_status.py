@@ -13,6 +13,7 @@ import msgspec
 
 from skylark.core.errors import SkylarkError
 from skylark.spark.pipelines.checkpoint_folders import Checkpoint
+from skylark.spark.pipelines.last_run import read_last_run
 from skylark.spark.pipelines.pipeline_file import Pipeline, PipelineFile
 from skylark.spark.pipelines.pipeline_start import file_checkpoints, known_snapshot, name_in_errors
 from skylark.spark.source.queue_bounds import ClusterSnapshot
@@ -44,6 +45,9 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     changed: datetime | None
     queues: tuple[QueueStatus, ...]
     problem: str | None  #: why parts of the status are unknown
+    state: str | None = None  #: of the last run; None if there is none
+    restarts: int = 0
+    failure: str | None = None  #: the last failure of that run
 
     @property
     def lag(self) -> int | None:
@@ -56,7 +60,13 @@ def pipeline_statuses(document: PipelineFile, names: tuple[str, ...]) -> Iterato
     checkpoints = file_checkpoints(document)
     for pipeline in document.chosen(names):
         with name_in_errors(pipeline):
-            yield _status(pipeline, checkpoints.newest(pipeline.name))
+            status = _status(pipeline, checkpoints.newest(pipeline.name))
+            run = read_last_run(checkpoints.folder(pipeline.name))
+            if run is not None:
+                status = msgspec.structs.replace(
+                    status, state=run.state, restarts=run.restarts, failure=run.problem
+                )
+            yield status
 
 
 def _status(pipeline: Pipeline, checkpoint: Checkpoint | None) -> PipelineStatus:

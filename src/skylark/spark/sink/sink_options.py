@@ -45,6 +45,7 @@ from skylark.core.names import check_group, check_topic
 from skylark.spark.exactly_once.txn_log_records import is_sink_id
 from skylark.spark.option_table import (
     CONNECTION_OPTIONS,
+    OUTAGE_TIMEOUT_MS,
     Connection,
     Option,
     boolean,
@@ -57,7 +58,6 @@ from skylark.spark.option_table import (
     text_of,
     whole,
 )
-from skylark.spark.outages import OUTAGE_TIMEOUT_MS
 
 BATCH_BYTES_MAX: Final = 3 << 20  # with its properties a batch must stay below maxMessageSize
 IMMUNITY_SEC_MAX: Final = 7 * 86_400

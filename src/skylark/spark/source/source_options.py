@@ -33,6 +33,7 @@ from skylark.core.errors import ConfigError
 from skylark.core.names import group_problem, topic_problem
 from skylark.spark.option_table import (
     CONNECTION_OPTIONS,
+    OUTAGE_TIMEOUT_MS,
     Connection,
     Option,
     boolean,
@@ -48,7 +49,6 @@ from skylark.spark.option_table import (
     valid_name,
     whole,
 )
-from skylark.spark.outages import OUTAGE_TIMEOUT_MS
 from skylark.spark.source.offset_options import (
     At,
     Named,

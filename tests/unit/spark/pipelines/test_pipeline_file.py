@@ -10,6 +10,7 @@ from skylark.core.errors import ConfigError
 from skylark.spark.pipelines.pipeline_file import (
     PipelineFile,
     PipelineFileError,
+    RestartPolicy,
     Trigger,
     expand,
     load,
@@ -221,3 +222,23 @@ def test_environment_variables_are_replaced(text: str, expected: str) -> None:
 def test_wrong_references_are_errors(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         expand(text, VARIABLES)
+
+
+def test_restart_policies(tmp_path: Path) -> None:
+    text = GOOD.replace("    trigger: {availableNow: true}\n", "    on_failure: stop\n")
+    text = text.replace("10 seconds}\n", "10 seconds}\n    restart: {pause: 1m, limit: 3}\n")
+    paid, alerts, counts = read(tmp_path, text).pipelines
+    assert paid.restart == RestartPolicy(on_failure="restart", pause_ms=60_000, limit=3)
+    assert [paid.restart.pause_s(n) for n in (1, 2, 3, 9)] == [60, 120, 240, 300]
+    assert alerts.restart == RestartPolicy(on_failure="stop")
+    assert counts.restart == RestartPolicy()
+    wrong = GOOD.replace("10 seconds}\n", "10 seconds}\n    on_failure: sulk\n")
+    assert mistakes(tmp_path, wrong) == ["11:17 on_failure must be restart or isolate or stop"]
+    policy = "    on_failure: isolate\n    restart: {pause: soon, limit: 0, max: 1}\n"
+    wrong = GOOD.replace("10 seconds}\n", f"10 seconds}}\n{policy}")
+    assert mistakes(tmp_path, wrong) == [
+        "12:14 on_failure: isolate does not restart it",
+        "12:22 restart.pause: it must be a duration such as 500ms, 30s, 15m, 2h or 1d",
+        "12:35 restart.limit: it must be a whole number from 1 to 1000000",
+        "12:38 restart has no key max: known are pause, limit",
+    ]
