@@ -21,10 +21,12 @@ A slave's first report is the offset at which it wants to continue::
     beyond the log's end    AHEAD: the same. The master has lost what this slave has
     anything else           FOLLOWING, from there
 
-Every further report is an acknowledgement. It counts only for bytes that were sent on this
-connection or lie before its first report: a slave that is ahead has other bytes there than the next
-puts will write, and must not acknowledge them (in Java it does). A slave stays AHEAD as long as it
-is connected, even after the log has passed its offset.
+Every further report is an acknowledgement. No put counts as acknowledged by a connection that has
+not acknowledged bytes sent on it: any program can connect to the HA port and report an offset (in
+Java its first report counts). So a put that waits while its only slave connects again waits for the
+next bytes that the slave gets. A slave that is ahead has other bytes there than the next puts will
+write, and must not acknowledge them (in Java it does). A slave stays AHEAD as long as it is
+connected, even after the log has passed its offset.
 
 A frame has at most ``haTransferBatchSize`` bytes and never crosses the end of a file. After
 :data:`BURST_SIZE` bytes the machine waits until the shell has sent them (SlaveDrained); that bounds
@@ -155,7 +157,9 @@ class SlaveView(msgspec.Struct, gc=False):
     budget_ms: int  # when the budget was filled last
     state: SlaveState = SlaveState.JOINED
     next_offset: int = -1  # of the next byte to send; -1 before the first report
+    first_offset: int = -1  # of the first byte to send
     ack_offset: int = -1  # all before it is at the slave; -1 if it vouches for nothing
+    has_received: bool = False  # it has acknowledged bytes that were sent to it
     transferred: int = 0  # bytes since it joined
     budget: float = 0.0  # bytes that may be sent now, where there is a limit
     is_draining: bool = False
@@ -282,16 +286,17 @@ class Master:
             return
         else:
             slave.ack_offset = log_end
+            slave.has_received = slave.has_received or log_end > slave.first_offset
         if slave.state is SlaveState.FOLLOWING:
             self.ack_offset_max = max(self.ack_offset_max, slave.ack_offset)
             yield from self._confirm()
             yield from self._send(slave, now_ms)
 
     def _begin(self, slave: SlaveView, log_end: int) -> Iterator[MasterInstruction]:
-        slave.next_offset = log_end
+        slave.next_offset = slave.first_offset = log_end
         slave.state = SlaveState.FOLLOWING
         if log_end == 0:
-            slave.next_offset = self._first_offset()
+            slave.next_offset = slave.first_offset = self._first_offset()
             slave.ack_offset = 0
             text = f"slave {slave.address} is empty and gets the log from {slave.next_offset} on"
             if slave.next_offset > self.min_offset:
@@ -334,13 +339,10 @@ class Master:
 
     def _confirm(self) -> Iterator[MasterInstruction]:
         needed = self._config.acks_needed
-        if needed < 1 or len(self._slaves) < needed:
+        acks = [slave.ack_offset for slave in self._slaves.values() if slave.has_received]
+        if needed < 1 or len(acks) < needed:
             return
-        if needed == 1:
-            offset = max(slave.ack_offset for slave in self._slaves.values())
-        else:
-            acks = sorted((slave.ack_offset for slave in self._slaves.values()), reverse=True)
-            offset = acks[needed - 1]
+        offset = max(acks) if needed == 1 else sorted(acks, reverse=True)[needed - 1]
         if offset > self.confirmed_offset:
             self.confirmed_offset = offset
             yield Confirmed(offset)

@@ -41,6 +41,7 @@ from math import inf
 from typing import Final, NamedTuple, Protocol
 from zlib import crc32
 
+from skylark.core.backoff import Backoff
 from skylark.core.clock import TimerHandle
 from skylark.core.errors import StoreError
 from skylark.store.config import FlushDiskType
@@ -64,6 +65,8 @@ _DISPATCH_BYTES: Final = 1 << 20  # per turn of the owner
 DISPATCH_PAUSE_S: Final = 0.010
 DENSE_BYTES: Final = 128 << 10  # appended in a turn, or a millisecond: the slave is catching up
 BACKLOG_MAX: Final = 64 << 20  # bytes of the log without derived entries, while catching up
+#: Pauses after dispatches that failed.
+RETRY: Final = Backoff(first_s=0.1, most_s=5.0)
 _CRC_SLICE: Final = 1 << 20
 
 #: Called with the queues that have new messages.
@@ -136,6 +139,7 @@ class ReplicaLog:
         self._posted = False
         self._dispatched_at = -inf  # time of the last dispatch
         self._timer: TimerHandle | None = None  # of the next dispatch
+        self._failures = 0  # of dispatches, in a row
         self._fresh_size = 0  # bytes appended since the last dispatch
         self._dense_size = DENSE_BYTES  # from so many on, the next dispatch is postponed
         self._last_record_offset = last_record_offset
@@ -268,10 +272,15 @@ class ReplicaLog:
         try:
             has_more = self._step()
         except StoreError:
-            logger.exception(
-                "derived entries stay behind at %s until the master sends more", self._scan.position
-            )
+            if not self._failures:
+                logger.exception(
+                    "derived entries stay behind at %s until a retry succeeds", self._scan.position
+                )
+            self._failures += 1
+            when = self._scheduler.monotonic() + RETRY.pause_s(self._failures)
+            self._timer = self._scheduler.call_at(when, self._post, self._dispatch_some)
             return
+        self._failures = 0
         if has_more:
             self._dispatch_soon()
             return
@@ -286,9 +295,14 @@ class ReplicaLog:
         limit = self._files.flushed_where if self._dispatch_after_flush else self.log_end
         if scan.position >= limit:
             return False
+        start = scan.position
         columns = scan.next(limit)
         if columns is not None:
-            self._replay.add(columns)
+            try:
+                self._replay.add(columns)
+            except StoreError:
+                self._scan = LogScan(self._files, start, slice_size=_DISPATCH_BYTES)
+                raise
             store_timestamp = int(columns.store_timestamp[-1])
             file = self._files.find(int(columns.log_offset[-1]))
             if file is not None:

@@ -220,6 +220,22 @@ async def test_a_slave_that_never_acknowledges_is_not_waited_for_longer_than_oth
         assert server.waiters.waiting_count == 0
 
 
+async def test_a_connection_that_got_nothing_acknowledges_nothing() -> None:
+    """Any program can connect to the HA port and report the end of the log."""
+    async with site() as place:
+        master = place.store(SYNC)
+        await place.serve(master, in_sync_replicas=2)
+        place.put(master)
+        stranger = await connect(place)
+        stranger.send(encode_report(master.log.max_offset))
+        await place.clock.drain()
+        stranger.send(encode_report(master.log.max_offset))
+        await place.clock.drain()
+        assert place.statuses == []
+        await place.clock.advance(seconds=3)
+        assert place.statuses == [PutStatus.FLUSH_SLAVE_TIMEOUT]
+
+
 async def test_one_slave_too_many_is_turned_away(caplog: pytest.LogCaptureFixture) -> None:
     async with site() as place:
         master = place.store(MASTER)

@@ -65,19 +65,31 @@ class Bench:
         return done
 
 
+def test_a_connection_counts_only_for_what_it_was_sent() -> None:
+    """Any program can connect to the HA port: what it says first proves nothing."""
+    bench = Bench(1_000)
+    assert bench.join(1_000) == []  # it says that it has all, and was sent nothing
+    assert bench.handle(SlaveReported(1, 1_000)) == []
+    assert bench.master.confirmed_offset == -1
+    bench.handle(LogChanged(0, 1_500))
+    assert bench.handle(SlaveReported(1, 1_000)) == []
+    assert bench.handle(SlaveReported(1, 1_500)) == [Confirmed(1_500)]
+
+
 @pytest.mark.spec("store.12.41")
 def test_an_empty_slave_gets_the_last_file_and_another_goes_on_where_it_was() -> None:
     bench = Bench(5 * GIB // 2)
-    assert bench.join(0)[1] == Transfer(1, 0x8000_0000, 32_768)
+    assert bench.join(0)[0] == Transfer(1, 0x8000_0000, 32_768)
     assert bench.notices[-1].level == logging.WARNING
     assert "but not from its start at 0; set haSyncFromStart=true" in bench.notices[-1].text
     bench = Bench(1_000)
-    assert bench.join(115) == [Confirmed(115), Transfer(1, 115, 885)]
+    assert bench.join(115) == [Transfer(1, 115, 885)]
+    assert bench.handle(SlaveReported(1, 500)) == [Confirmed(500)]
 
 
 def test_an_empty_slave_may_get_everything_there_is() -> None:
     bench = Bench(5 * GIB // 2, min_offset=GIB, ha_sync_from_start=True)
-    assert bench.join(0)[1] == Transfer(1, GIB, 32_768)
+    assert bench.join(0)[0] == Transfer(1, GIB, 32_768)
     assert [it.level for it in bench.notices] == [logging.INFO]
 
 
@@ -180,9 +192,11 @@ def test_nobody_acknowledges_more_than_it_was_sent() -> None:
 
 def test_confirmed_is_what_enough_slaves_have() -> None:
     bench = Bench(1_000, in_sync_replicas=3)
-    assert Confirmed not in map(type, bench.join(700, slave=1))
-    assert Confirmed(600) in bench.join(600, slave=2)
-    assert Confirmed(700) in bench.join(900, slave=3)
+    for slave in (1, 2, 3):
+        assert Confirmed not in map(type, bench.join(500, slave=slave))
+    assert bench.handle(SlaveReported(1, 700)) == []
+    assert bench.handle(SlaveReported(2, 600)) == [Confirmed(600)]
+    assert bench.handle(SlaveReported(3, 900)) == [Confirmed(700)]
     bench.handle(SlaveLeft(3))
     assert bench.handle(SlaveReported(2, 650)) == []  # one slave left, and 700 was told
     assert bench.handle(SlaveReported(1, 1_000)) == []
@@ -205,7 +219,8 @@ def test_the_rule_of_4x_asks_for_somebody_near() -> None:
     bench = Bench(1_000, in_sync_replicas=1, ha_compatible4x=True, ha_slave_fallbehind_max=400)
     master = bench.master
     near = [master.is_slave_near]
-    assert bench.join(700)[0] == Confirmed(700)
+    bench.join(600)
+    assert bench.handle(SlaveReported(1, 700)) == [Confirmed(700)]
     near.append(master.is_slave_near)
     for event in (LogChanged(0, 1_100), SlaveReported(1, 1_000), SlaveLeft(1)):
         bench.handle(event)
@@ -235,12 +250,13 @@ def test_who_was_idle_does_not_flood_afterwards() -> None:
 
 def test_other_settings_hold_for_what_is_under_way() -> None:
     bench = Bench(3_000, in_sync_replicas=3, ha_transfer_batch_size=1_000)
-    bench.join(3_000, slave=1)
-    bench.join(2_000, slave=2)
+    for slave, log_end in ((1, 3_000), (2, 2_000)):
+        bench.join(1_500, slave=slave)
+        bench.handle(SlaveDrained(slave))
+        bench.handle(SlaveReported(slave, log_end))
     assert bench.master.confirmed_offset == 2_000
     fewer = ReplicationConfig(in_sync_replicas=2, ha_transfer_batch_size=400)
     assert bench.handle(SettingsChanged(fewer)) == [Confirmed(3_000)]
-    bench.handle(SlaveDrained(2))
     frames = bench.handle(LogChanged(0, 3_500))
     assert frames[:2] == [Transfer(1, 3_000, 400), Transfer(1, 3_400, 100)]
 
@@ -248,6 +264,6 @@ def test_other_settings_hold_for_what_is_under_way() -> None:
 def test_a_limit_that_is_lifted_lets_a_slave_go_on_at_once() -> None:
     slow = {"ha_flow_control_enable": True, "max_ha_transfer_byte_in_second": 10_000}
     bench = Bench(5_000, **slow)
-    assert bench.join(1) == [Confirmed(1)], "nothing earned yet"
+    assert bench.join(1) == [], "nothing earned yet"
     instructions = bench.handle(SettingsChanged(ReplicationConfig(in_sync_replicas=2)))
     assert instructions == [Transfer(1, 1, 4_999)]

@@ -11,18 +11,19 @@ import pytest
 from skylark.core.errors import StoreError
 from skylark.store import replica_log
 from skylark.store.config import BrokerRole
-from skylark.store.consume_queue import EntryQueue
-from skylark.store.errors import StoreFullError
+from skylark.store.consume_queue import ConsumeQueue, EntryQueue
+from skylark.store.errors import StoreFileError, StoreFullError
 from skylark.store.message_store import MessageStore
 from skylark.store.record_stream import RecordStreamError
 from skylark.store.replica_log import DISPATCH_PAUSE_S, ReplicaLog, log_checksum
 from skylark.store.store_results import PutStatus
 from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
-from tests.support.store_machine import HOST, Ledger, Machine, check_store, sync_flush
+from tests.support.store_machine import HOST, ROOT, Ledger, Machine, check_store, sync_flush
 
 QUEUES = (("TopicA", 0), ("TopicA", 1), ("TopicB", 7))
 FILE_SIZE = 3_000
+FIRST_FILE = ROOT / "commitlog" / f"{0:020d}"
 VIEWS_PAUSE_MS = DISPATCH_PAUSE_S * 1000
 
 
@@ -209,6 +210,46 @@ def test_an_unreadable_log_leaves_entries_behind_until_it_is_readable() -> None:
     assert pair.dispatched_until == 0
     pair.put(1)
     pair.copy()
+    pair.check()
+
+
+@pytest.mark.parametrize("attempts", [1, 5])
+def test_entries_that_failed_are_made_again_although_nothing_more_comes(
+    attempts: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = FaultPlan(1)
+    pair = Pair(plan=plan)
+    pair.put(3)
+    pair.copy()
+    plan.at("files.read", nth=range(1, attempts + 1), error=5)
+    pair.machine.turn()
+    assert pair.dispatched_until == 0
+    pair.machine.advance(20_000)
+    pair.check()
+    failures = [line for line in caplog.messages if "derived entries stay behind" in line]
+    assert len(failures) == 1
+
+
+def test_entries_of_a_slice_that_failed_midway_are_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = Pair()
+    pair.put(20)
+    pair.copy()
+    make_entry = ConsumeQueue.dispatch_run
+    left = 1
+
+    def fail_once(queue: ConsumeQueue, entries: bytes, queue_offset: int) -> bool:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            raise StoreFileError("the disk is away", path=FIRST_FILE)
+        return make_entry(queue, entries, queue_offset)
+
+    monkeypatch.setattr(ConsumeQueue, "dispatch_run", fail_once)
+    pair.machine.turn()
+    assert pair.dispatched_until == 0
+    pair.machine.advance(1_000)
     pair.check()
 
 
