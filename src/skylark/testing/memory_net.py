@@ -5,7 +5,8 @@ follow asyncio's rules (the same test suite runs over both):
 
 * ``write`` copies, hands up to ``window_size`` bytes to the "kernel" at once, and buffers the rest;
   above the high-water mark the protocol gets ``pause_writing``, at the low one ``resume_writing``.
-* Bytes arrive by ``call_soon``, in chunks of at most ``chunk_size``, while the receiver reads.
+* Bytes arrive by ``call_soon``, in chunks of at most ``chunk_size``, while the receiver reads: one
+  per turn of the loop, as with asyncio, or ``reads_per_turn``, as libuv does (32).
 * ``close`` lets what was written arrive, then the peer sees end of file; ``abort`` drops what was
   still buffered. ``connection_made`` comes first, ``connection_lost`` last and once; a cut gives
   both ends ``connection_lost(ConnectionResetError)``.
@@ -99,16 +100,19 @@ class _Pipe:
 
     def _deliver(self) -> None:
         self._scheduled = False
-        receiver = self.receiver
-        if self._ended or self._timer is not None or not receiver.takes_bytes():
-            return
-        if self._in_flight:
+        for _ in range(self._network.reads_per_turn):
+            if self._ended or self._timer is not None or not self.receiver.takes_bytes():
+                return
+            if not self._in_flight:
+                break
             size = self._chosen_size(min(len(self._in_flight), self._network.chunk_size))
             if size:
                 self._hand_over(size)
-        elif self._ends and not self.pending:
+        else:
+            return
+        if self._ends and not self.pending:
             self._ended = True
-            receiver.receive_eof()
+            self.receiver.receive_eof()
 
     def _hand_over(self, size: int) -> None:
         chunk = bytes(self._in_flight[:size])
@@ -397,11 +401,14 @@ class MemoryNetwork:
         clock: Clock | None = None,
         window_size: int = WINDOW_SIZE,
         chunk_size: int = CHUNK_SIZE,
+        reads_per_turn: int = 1,
     ) -> None:
+        """``reads_per_turn``: chunks that a receiver gets in one turn, while it reads."""
         self.plan = plan
         self.clock: Clock = clock or LoopClock()
         self.window_size = window_size
         self.chunk_size = chunk_size
+        self.reads_per_turn = reads_per_turn
         self._listeners: dict[Address, MemoryListener] = {}
         self._ports = itertools.count(FIRST_PORT)
         self._client_ports = itertools.count(FIRST_CLIENT_PORT)

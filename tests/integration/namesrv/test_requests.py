@@ -398,7 +398,7 @@ class Asking(asyncio.Protocol):
 
 async def test_a_client_that_asks_for_10_000_routes_does_not_hold_up_another() -> None:
     clock = VirtualClock()
-    network = MemoryNetwork(clock=clock)
+    network = MemoryNetwork(clock=clock, window_size=4 << 20, reads_per_turn=32)
     server = NameServer(NamesrvConfig(), network=network, clock=clock)
     await server.start()
     host, port = server.address

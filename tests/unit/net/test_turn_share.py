@@ -262,6 +262,7 @@ async def test_coroutine_handlers_are_started_in_shares() -> None:
     await poll.run_until_flood_is_read()
     assert service.flood_opaques == list(range(100))
     assert max(service.between_services()) <= 4
+    assert len(service.between_services()) >= 20
 
 
 async def test_a_connection_that_catches_up_gets_its_replies_in_shares() -> None:
@@ -342,7 +343,13 @@ class Peer(asyncio.Protocol):
 async def test_a_quiet_connection_is_served_on_the_memory_network(seed: int, size: int) -> None:
     clock, rng = VirtualClock(), random.Random(seed)
     plan = FaultPlan(seed).chance("memory.deliver", 0.3, action=FaultAction.SPLIT)
-    network = MemoryNetwork(plan, clock=clock, chunk_size=rng.choice([100, 5_000, 1 << 20]))
+    network = MemoryNetwork(
+        plan,
+        clock=clock,
+        window_size=2 << 20,
+        chunk_size=rng.choice([65_536, 262_144, 1 << 20]),
+        reads_per_turn=READS_PER_TURN,
+    )
     service, limits = Service(), NetLimits()
     server = RemotingServer(service.dispatcher, network, clock, limits=limits)
     await server.start("127.0.0.1", 9876)
@@ -353,21 +360,73 @@ async def test_a_quiet_connection_is_served_on_the_memory_network(seed: int, siz
     flood, quiet = transports
     service.on_quiet = lambda: quiet.write(QUIET_FRAME)
     frame_size = len(flood_frames(1, size))
-    flood.write(flood_frames(1_000_000 // frame_size if size else 2_000, size))
+    count = 1_500_000 // frame_size if size else 3_000
+    flood.write(flood_frames(count, size))
     quiet.write(QUIET_FRAME)
-    await turns_until(lambda: not flood.get_write_buffer_size())
+    await turns_until(lambda: (FLOOD, count - 1) in service.seen)
     service.on_quiet = lambda: None
     await clock.drain()
     # Its frame and its answer take a turn each way, and a split one more.
     turns = 6
     share = min(limits.frames_per_turn_max, 2 * limits.bytes_per_turn_max // frame_size + 1)
     counts = service.between_services()
-    assert len(counts) > 10
+    assert len(counts) > count // (turns * share)
     assert max(counts[:-1]) <= turns * share
     for transport in transports:
         transport.close()
     await clock.drain()
     await server.stop()
+
+
+class AnsweringAtOnce(asyncio.Protocol):
+    """A server that answers when it is told to, all requests in one write."""
+
+    def __init__(self) -> None:
+        self.requests: list[Command] = []
+        self._frames = FrameBuffer()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.requests += self._frames.feed(data)
+
+    def answer(self, size: int) -> None:
+        answers = (
+            encode_frame(Command(opaque=each.opaque, flag=FLAG_RESPONSE, body=bytes(size)))
+            for each in self.requests
+        )
+        self._transport.write(b"".join(answers))
+
+
+async def test_a_client_reads_the_answers_of_a_busy_broker_in_shares() -> None:
+    """Heartbeats, which are timers and tasks, and the other brokers' answers get their turns."""
+    clock, limits = VirtualClock(), NetLimits()
+    network = MemoryNetwork(clock=clock, window_size=8 << 20, reads_per_turn=READS_PER_TURN)
+    servers = {9001: AnsweringAtOnce(), 9002: AnsweringAtOnce()}
+    for port, server in servers.items():
+        await network.listen(lambda server=server: server, "127.0.0.1", port)  # type: ignore[misc]
+    remoting = RemotingClient(network, clock, limits=limits)
+    done: list[str] = []
+
+    async def call(port: int, name: str) -> None:
+        await remoting.call(f"127.0.0.1:{port}", Command(code=FLOOD), 30)
+        done.append(name)
+
+    calls = [asyncio.ensure_future(call(9001, "flood")) for _ in range(500)]
+    calls.append(asyncio.ensure_future(call(9002, "quiet")))
+    await turns_until(lambda: sum(len(each.requests) for each in servers.values()) == 501)
+    servers[9001].answer(8_000)
+    servers[9002].answer(0)
+    while not all(each.done() for each in calls):
+        done.append("heartbeat")  # it has a turn as well
+        await asyncio.sleep(0)
+    share = 2 * limits.bytes_per_turn_max // 8_000 + 1
+    turns = " ".join(done).split("heartbeat")
+    assert max(each.count("flood") for each in turns) <= share
+    assert done[: done.index("quiet")].count("flood") <= 2 * share
+    await remoting.close()
+    await clock.drain()
 
 
 # ---- real sockets --------------------------------------------------------------------------------

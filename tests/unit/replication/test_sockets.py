@@ -1,8 +1,9 @@
-"""Master and slave over real sockets, on both event loops."""
+"""Master and slave over real sockets on both event loops, and their shares of a turn."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ from skylark.store.commit_log import Draft
 from skylark.store.config import BrokerRole, StoreConfig
 from skylark.store.message_store import MessageStore
 from skylark.store.store_results import PutStatus
+from skylark.testing.memory_net import MemoryNetwork
+from skylark.wire.ha_frame import encode_report
 from tests.support.loops import on_both_loops
 from tests.support.store_machine import HOST
 from tests.unit.replication.sites import log_bytes
 
 FILE_SIZE = 4 << 20
 COUNT = 3_000
+READ_SIZE = 32 * 1024
 
 
 def open_store(root: Path, role: BrokerRole, clock: LoopClock) -> MessageStore:
@@ -73,19 +77,40 @@ async def test_a_log_of_several_files_is_copied_and_puts_are_acknowledged(tmp_pa
     master.close()
 
 
-@on_both_loops
-async def test_a_slave_that_catches_up_serves_others_between_its_shares(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    delivered: list[int] = []  # since the last turn of the loop
+@pytest.fixture
+def delivered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of all reads of replication."""
+    sizes: list[int] = []
     paced = ReadPacer.delivered
 
     def noted(pacer: ReadPacer, transport: Any, size: int) -> None:
-        delivered.append(size)
+        sizes.append(size)
         paced(pacer, transport, size)
 
     monkeypatch.setattr(ReadPacer, "delivered", noted)
-    clock, network = LoopClock(), TcpNetwork()
+    return sizes
+
+
+async def sizes_per_turn(delivered: list[int], is_done: Callable[[], bool]) -> list[int]:
+    """Bytes that were read in each turn of the loop."""
+    per_turn: list[int] = []
+    async with LoopClock().timeout(30):
+        while not is_done():
+            delivered.clear()
+            await asyncio.sleep(0)
+            per_turn.append(sum(delivered))
+    return per_turn
+
+
+def greedy_network() -> MemoryNetwork:
+    """Reads as libuv does, 32 times from one socket before the next."""
+    return MemoryNetwork(window_size=4 << 20, chunk_size=READ_SIZE, reads_per_turn=32)
+
+
+async def test_a_slave_that_catches_up_serves_others_between_its_shares(
+    tmp_path: Path, delivered: list[int]
+) -> None:
+    clock, network = LoopClock(), greedy_network()
     master = open_store(tmp_path / "master", BrokerRole.ASYNC_MASTER, clock)
     slave = open_store(tmp_path / "slave", BrokerRole.SLAVE, clock)
     config = ReplicationConfig(ha_sync_from_start=True)
@@ -93,19 +118,39 @@ async def test_a_slave_that_catches_up_serves_others_between_its_shares(
     for _ in range(COUNT):
         assert master.put(draft).status is PutStatus.PUT_OK
     server = HaServer(master, config, network, clock)
-    host, port = await server.start("127.0.0.1", 0)
+    host, port = await server.start("127.0.0.1", 9876)
     client = HaClient(slave, config, network, clock)
     client.start(f"{host}:{port}")
-    per_turn: list[int] = []
-    async with clock.timeout(30):
-        while slave.log.max_offset < master.log.max_offset:
-            await asyncio.sleep(0)
-            per_turn.append(sum(delivered))
-            delivered.clear()
-    # A read of 256 KB that uses the share up, and before it less than a share.
-    assert max(per_turn) <= (256 + 64) * 1024
+    per_turn = await sizes_per_turn(
+        delivered, lambda: slave.log.max_offset >= master.log.max_offset
+    )
+    # A read that uses the share up, and before it less than a share.
+    assert max(per_turn) < 64 * 1024 + READ_SIZE
     assert sum(per_turn) >= COUNT * 3_000
     await client.stop()
     await server.stop()
     for store in (master, slave):
         store.close()
+
+
+async def test_a_master_reads_the_reports_of_a_slave_in_shares(
+    tmp_path: Path, delivered: list[int]
+) -> None:
+    clock, network = LoopClock(), greedy_network()
+    master = open_store(tmp_path / "master", BrokerRole.ASYNC_MASTER, clock)
+    server = HaServer(master, ReplicationConfig(), network, clock)
+    host, port = await server.start("127.0.0.1", 9876)
+    transport, _ = await network.connect(asyncio.Protocol, host, port, timeout_s=1, clock=clock)
+    reports = encode_report(0) * 100_000
+    transport.write(reports)
+    seen = 0
+
+    def all_read() -> bool:
+        nonlocal seen
+        seen += sum(delivered)
+        return seen == len(reports)
+
+    assert max(await sizes_per_turn(delivered, all_read)) < 64 * 1024 + READ_SIZE
+    transport.close()
+    await server.stop()
+    master.close()

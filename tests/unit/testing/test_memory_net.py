@@ -201,6 +201,22 @@ async def test_small_window_gives_back_pressure_at_once() -> None:
 
 
 @on_both_loops
+async def test_several_reads_in_one_turn_stop_when_the_receiver_pauses() -> None:
+    client, server = await joined(MemoryNetwork(chunk_size=3, reads_per_turn=3))
+    client.wire.write(b"0123456789abcdef")
+    client.wire.close()
+    await asyncio.sleep(0)
+    assert server.chunks == [b"012", b"345", b"678"]
+    server.wire.pause_reading()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert len(server.chunks) == 3
+    server.wire.resume_reading()
+    await until(lambda: "lost" in server.events)
+    assert server.received == b"0123456789abcdef"
+
+
+@on_both_loops
 async def test_unknown_actions_are_refused() -> None:
     network = MemoryNetwork(FaultPlan(1).at("memory.connect", action=FaultAction.CUT))
     with pytest.raises(ValueError, match=r"memory\.connect knows nothing of cut"):
