@@ -41,6 +41,7 @@ from skylark.core.hashing import decode_offset_id
 from skylark.core.names import HALF_TOPIC
 from skylark.net import dispatch
 from skylark.store import reput
+from skylark.store.config_tables import TopicTable
 from skylark.store.timer.timer_store import TimerOptions
 from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire import command_codec
@@ -316,7 +317,11 @@ def add_topics(world: Stored) -> None:
     """Topics and groups that all brokers have."""
     for name, changes in TOPICS.items():
         given: dict[str, Any] = {"read_queue_nums": 4, "write_queue_nums": 4, **changes}
-        world.features.topics.table.update(TopicConfig(topic_name=name, **given))
+        topic = TopicConfig(topic_name=name, **given)
+        if "cleanup.policy" in topic.attributes:
+            world.features.topics.table.load(TopicTable(topic_config_table={name: topic}))
+        else:
+            world.features.topics.table.update(topic)
     for group in (GROUP, RETURNING_GROUP):
         config = SubscriptionGroupConfig(group_name=group, retry_max_times=2, retry_queue_nums=2)
         world.features.groups.table.update(config)

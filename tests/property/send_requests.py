@@ -37,7 +37,7 @@ TOPICS: Final[Mapping[str, Mapping[str, object]]] = {
     "Transaction": {"attributes": {"+message.type": "TRANSACTION"}},
     "Mixed": {"attributes": {"+message.type": "MIXED"}},
     "Batches": {"attributes": {"+queue.type": "BatchCQ"}},
-    "Compacted": {"attributes": {"+cleanup.policy": "COMPACTION"}},
+    "Compacted": {"attributes": {"cleanup.policy": "COMPACTION"}},  # from a store of Java
     "ReadOnly": {"perm": 4},
     "Ordered": {"order": True},
     "MultiTag": {"topic_filter_type": TopicFilterType.MULTI_TAG},

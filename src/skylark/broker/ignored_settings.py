@@ -175,7 +175,7 @@ IGNORED: Final[dict[str, str]] = {
         """,
     "the longest name of a topic is part of the protocol": "maxTopicLength=127",
     "plug-ins are Java classes": "messageStorePlugIn=",
-    "topics of the policy COMPACTION keep all their messages": """
+    "there is no compaction: topics with cleanup.policy=COMPACTION are refused": """
         compactionCqMappedFileSize=10485760 compactionMappedFileSize=104857600
         compactionScheduleInternal=900000 compactionThreadNum=6 enableCompaction=true
         maxOffsetMapSize=104857600

@@ -14,6 +14,7 @@ from skylark.broker.base_features import BrokerContext
 from skylark.broker.config import load_broker_config
 from skylark.net.client import RemotingClient
 from skylark.net.limits import NetLimits
+from skylark.store.config_tables import TopicTable
 from skylark.store.file_system import FileSystem
 from skylark.testing.memory_net import MemoryNetwork
 from skylark.testing.virtual_clock import VirtualClock
@@ -69,6 +70,13 @@ class Stored:
             topic_name=name, read_queue_nums=queue_count, write_queue_nums=queue_count, **fields
         )
         self.features.topics.table.update(config)
+
+    def load_topic(self, name: str, queue_count: int = 8, **fields: Any) -> None:
+        """Have a topic as if it was in the table of another broker, with unsigned attributes."""
+        config = TopicConfig(
+            topic_name=name, read_queue_nums=queue_count, write_queue_nums=queue_count, **fields
+        )
+        self.features.topics.table.load(TopicTable(topic_config_table={name: config}))
 
     async def call(
         self, code: int, ext: dict[str, str] | None = None, body: bytes | None = None

@@ -52,7 +52,7 @@ from skylark.broker.send.put_outcome import Durability, waits_for_durability
 from skylark.broker.send.recall import recall_handle
 from skylark.broker.send.send_checks import Extra, OnDeadLetter, SendChecks, SendDraft
 from skylark.broker.stats.broker_stats import BrokerStats
-from skylark.broker.topics.attributes import CLEANUP_POLICY, QUEUE_TYPE
+from skylark.broker.topics.attributes import CLEANUP_POLICY, COMPACTION, QUEUE_TYPE
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.broker.transaction.half_message import drop_half_names, turn_into_half
 from skylark.broker.transaction.transaction_service import TransactionService
@@ -81,7 +81,7 @@ _PUT_OK: Final = PutStatus.PUT_OK
 _SUCCESS: Final = int(PutStatus.PUT_OK.code)
 _HALF_ITEM: Final = f"{names.PROPERTY_TRAN_MSG}\x01true\x02"
 #: Attributes of a topic that restrict the messages it accepts.
-_PUT_ATTRIBUTES: Final = ((CLEANUP_POLICY, "COMPACTION"), (QUEUE_TYPE, "BatchCQ"))
+_PUT_ATTRIBUTES: Final = ((CLEANUP_POLICY, COMPACTION), (QUEUE_TYPE, "BatchCQ"))
 
 
 class SendStep:
@@ -195,7 +195,7 @@ class SendStep:
 
     def _check_topic_type(self, topic: TopicConfig, properties: Mapping[str, str]) -> None:
         if (
-            topic.attributes.get(CLEANUP_POLICY) == "COMPACTION"
+            topic.attributes.get(CLEANUP_POLICY) == COMPACTION
             and names.PROPERTY_KEYS not in properties
         ):
             raise MessageIllegalError("Required message key is missing")

@@ -13,9 +13,10 @@ message.type     NORMAL, UNSPECIFIED, FIFO, DELAY, TRANSACTION, PRIORITY,       
 reserve.time     -1 to the largest long (only a tiered store reads it)          any time
 ===============  =============================================================  =========
 
-Groups have ``priority.factor`` (0 to 100, any time). A topic may have the type LITE, and is used
-like any other; the attributes ``lite.*``, which 5.5 knows too, are refused by name, because the
-broker has no lite topics within a topic.
+COMPACTION is known, because a store of Java may have such topics, but the topic table refuses to
+create one: there is no compaction. A topic may have the type LITE, and is used like any other; the
+attributes ``lite.*``, which 5.5 knows too, are refused by name, because the broker has no lite
+topics within a topic. Groups have ``priority.factor`` (0 to 100, any time).
 
 Errors are those of Java: code 1, with its texts. Counterpart of Java's ``AttributeParser``,
 ``AttributeUtil``, ``TopicAttributes`` and ``SubscriptionGroupAttributes``.
@@ -33,6 +34,7 @@ from skylark.core.errors import BrokerError
 
 QUEUE_TYPE: Final = "queue.type"
 CLEANUP_POLICY: Final = "cleanup.policy"
+COMPACTION: Final = "COMPACTION"
 MESSAGE_TYPE: Final = "message.type"
 MIXED: Final = "MIXED"
 
@@ -61,7 +63,7 @@ class Attribute(msgspec.Struct, frozen=True, kw_only=True):
 
 TOPIC_ATTRIBUTES: Final = {
     QUEUE_TYPE: Attribute(changeable=False, values=("BatchCQ", "SimpleCQ")),
-    CLEANUP_POLICY: Attribute(changeable=False, values=("DELETE", "COMPACTION")),
+    CLEANUP_POLICY: Attribute(changeable=False, values=("DELETE", COMPACTION)),
     MESSAGE_TYPE: Attribute(
         changeable=True,
         values=("UNSPECIFIED", MIXED, "TRANSACTION", "PRIORITY", "FIFO", "DELAY", "LITE", "NORMAL"),

@@ -33,6 +33,8 @@ from skylark.broker.config import BrokerConfig
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.table_pages import PageRequest, page_of
 from skylark.broker.topics.attributes import (
+    CLEANUP_POLICY,
+    COMPACTION,
     MESSAGE_TYPE,
     MIXED,
     TOPIC_ATTRIBUTES,
@@ -292,6 +294,12 @@ class TopicTable:
             and config.attributes.get(f"+{MESSAGE_TYPE}") == MIXED
         ):
             raise InvalidParameterError("MIXED message type is not supported.")
+        if config.attributes.get(f"+{CLEANUP_POLICY}") == COMPACTION:
+            raise InvalidParameterError(
+                f"topic {config.topic_name} cannot have {CLEANUP_POLICY}={COMPACTION}: this broker"
+                " has no compaction and would keep all messages",
+                hint=f"leave {CLEANUP_POLICY} out, or create the topic on an Apache broker",
+            )
         for count in (config.read_queue_nums, config.write_queue_nums):
             if not 0 <= count <= QUEUE_COUNT_MAX:
                 raise InvalidParameterError(

@@ -177,6 +177,6 @@ KINDS: Final = {**PLAIN, **OTHERS}
 def prepare(world: Stored) -> None:
     world.add_topic("T")
     world.add_topic("Other")
-    world.add_topic("Compacted", attributes={"+cleanup.policy": "COMPACTION"})
+    world.load_topic("Compacted", attributes={"cleanup.policy": "COMPACTION"})
     world.add_topic("Batches", attributes={"+queue.type": "BatchCQ"})
     world.features.groups.table.update(SubscriptionGroupConfig(group_name="G", retry_max_times=2))

@@ -387,7 +387,7 @@ async def test_a_delayed_message_has_no_priority(tmp_path: Path, kind: str) -> N
 
 async def test_a_compacted_topic_needs_keys(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
-        world.add_topic("C", attributes={"+cleanup.policy": "COMPACTION"})
+        world.load_topic("C", attributes={"cleanup.policy": "COMPACTION"})
         refused = await world.send("C", properties="UNIQ_KEY\x01U\x02")
         assert (refused.code, refused.remark) == (13, "Required message key is missing")
         assert (await world.send("C", properties="UNIQ_KEY\x01U\x02KEYS\x01k\x02")).code == 0

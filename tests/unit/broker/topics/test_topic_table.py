@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from skylark.broker.table_pages import PageRequest
@@ -16,6 +17,7 @@ from skylark.broker.topics.topic_table import (
     system_topics,
 )
 from skylark.core.errors import BrokerError, InvalidParameterError
+from skylark.store import config_tables
 from skylark.store.config_files import TOPICS
 from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import CreateTopicListRequestBody, TopicConfig
@@ -496,3 +498,23 @@ def test_topics_in_the_words_of_a_real_broker() -> None:
     odd = topic("T", 1, perm=1, order=True, attributes={"message.type": "FIFO"})
     assert "perm=--X" in describe(odd)
     assert describe(odd).endswith("order=true, attributes={message.type=FIFO}]")
+
+
+def test_topics_that_are_compacted_are_refused() -> None:
+    """Messages would be kept for ever that the user expects to be replaced."""
+    table = Topics()
+    config = TopicConfig(topic_name="C")
+    with pytest.raises(InvalidParameterError, match=r"topic C .* has no compaction") as refused:
+        table.update(config, "+message.type=FIFO,+cleanup.policy=COMPACTION")
+    assert "cleanup.policy" in str(refused.value)
+    signed = msgspec.structs.replace(config, attributes={"+cleanup.policy": "COMPACTION"})
+    with pytest.raises(InvalidParameterError):
+        table.update_all([TopicConfig(topic_name="D"), signed])
+    assert "C" not in table
+    assert "D" not in table
+    assert table.update(config, "+cleanup.policy=DELETE")
+    # One in the table of a Java broker stays, with all its messages.
+    stored = TopicConfig(topic_name="J", attributes={"cleanup.policy": "COMPACTION"})
+    table.load(config_tables.TopicTable(topic_config_table={"J": stored}))
+    assert table.update(msgspec.structs.replace(stored, perm=4, attributes={}))
+    assert table.get("J") == msgspec.structs.replace(stored, perm=4)

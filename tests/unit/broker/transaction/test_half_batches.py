@@ -172,7 +172,7 @@ async def test_malformed_requests(tmp_path: Path) -> None:
         assert (await send(world, part(0), common="KEYS\x01k\x02")).code == 13
         assert (await send(world, part(0), topic="%RETRY%G")).code != 0
         assert (await send(world)).code == 13
-        world.add_topic("C", attributes={"+cleanup.policy": "COMPACTION"})
+        world.load_topic("C", attributes={"cleanup.policy": "COMPACTION"})
         assert (await send(world, part(0), topic="C")).code == 13
         assert world.records(HALF) == []
 
