@@ -201,9 +201,12 @@ def code_of(outcome: object) -> int | None:
 class Pending(Generic[ResultT]):
     """A result that is not known yet. It comes once, on the loop of the broker."""
 
-    __slots__ = ("_callback", "_has_result", "_result")
+    __slots__ = ("_callback", "_has_result", "_result", "is_cancelled", "on_cancel")
 
     def __init__(self) -> None:
+        self.is_cancelled = False
+        #: Called by :meth:`cancel`: the service releases what it holds for the request.
+        self.on_cancel: Callable[[], object] | None = None
         self._callback: Callable[[ResultT], object] | None = None
         self._has_result = False
         self._result: ResultT | None = None
@@ -218,9 +221,22 @@ class Pending(Generic[ResultT]):
     def set(self, result: ResultT) -> None:
         """Give the result to the caller that waits for it."""
         assert not self._has_result, "a result comes once"
+        if self.is_cancelled:
+            return
         self._has_result, self._result = True, result
         if self._callback is not None:
             self._callback(result)
+
+    def cancel(self) -> bool:
+        """No longer wait for the result; False if it has come, True if it never will.
+
+        A held pull is not run any more. A message that waits for the disk is stored all the same.
+        """
+        if not self._has_result and not self.is_cancelled:
+            self.is_cancelled = True
+            if self.on_cancel is not None:
+                self.on_cancel()
+        return self.is_cancelled
 
 
 @overload

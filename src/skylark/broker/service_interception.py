@@ -216,6 +216,11 @@ def _finished_later(chain: InterceptorChain, call: Call, pending: Pending[Any]) 
         chain.finish(call, code_of(result))
         later.set(result)
 
+    def cancel() -> None:
+        pending.cancel()
+        chain.finish(call, None)
+
+    later.on_cancel = cancel
     pending.then(finish)
     return later
 

@@ -51,7 +51,7 @@ class TagFilter:
     def matches(self, tags_code: int) -> bool:
         """Whether the queue entry with this tags code passes."""
         codes = self.codes
-        return codes is None or tags_code in codes or _low_int(tags_code) in codes
+        return codes is None or tags_code in codes or low_int(tags_code) in codes
 
     def mask(self, tags_codes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """:meth:`matches` of many entries at once, in any byte order."""
@@ -102,6 +102,6 @@ def parse_tags(expression: str | None) -> TagFilter:
     return TagFilter(map(java_hash, tags), tags)
 
 
-def _low_int(number: int) -> int:
+def low_int(number: int) -> int:
     """``(int) number`` of Java."""
     return ((number + 0x8000_0000) & 0xFFFF_FFFF) - 0x8000_0000

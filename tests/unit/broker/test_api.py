@@ -36,7 +36,8 @@ from tests.unit.broker.fake_endpoint import (
     send_back_request,
     send_header,
 )
-from tests.unit.broker.stored import await_flushes, stored
+from tests.unit.broker.stored import OWN, SUSPEND, await_flushes, stored
+from tests.unit.broker.test_service_interception import Watching
 
 # --- storing ---
 
@@ -168,6 +169,35 @@ async def test_pulls_now_and_later(tmp_path: Path) -> None:
         with pytest.raises(BrokerError, match="not exist") as refused:
             endpoint.pull(topic="Unknown")
         assert refused.value.code == ResponseCode.TOPIC_NOT_EXIST
+
+
+@pytest.mark.parametrize("is_watched", [False, True], ids=["plain", "with an interceptor"])
+async def test_a_held_pull_is_cancelled(tmp_path: Path, is_watched: bool) -> None:
+    watching = Watching()
+    async with stored(tmp_path, None, [watching] if is_watched else []) as world:
+        world.add_topic("T", 1)
+        endpoint = FakeEndpoint(world.broker.services)
+        outcomes: list[object] = []
+        held = []
+        for _ in range(3):
+            pending = endpoint.pull(sys_flag=OWN | SUSPEND)
+            assert isinstance(pending, Pending)
+            pending.then(outcomes.append)
+            held.append(pending)
+        assert held[0].cancel()
+        assert held[0].cancel(), "again does nothing"
+        assert len(world.features.pull.service.held) == 2
+        endpoint.peer.is_reading = False
+        await endpoint.sent()
+        await world.clock.drain()
+        assert held[1].cancel(), "it has woken, and waits for its client"
+        endpoint.peer.read_all()
+        (outcome,) = outcomes
+        assert bodies(outcome) == [b"hello"]
+        assert not held[2].cancel(), "it has its result"
+        assert sum(file.leases for file in world.features.store.log.files.files) == 0
+        codes = [code for _, name, _, code in watching.take() if name == "PULL_MESSAGE"]
+        assert codes == ([None, None, 0] if is_watched else [])
 
 
 async def test_a_held_pull_is_refused_when_its_topic_is_gone(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class HeldPullRunner:
         """Hold a pull that reached the end of its queue, ``max_offset``; raises BrokerError."""
         header, now_ms = request.header, self._now_ms()
         pending: Pending[PullOutcome] = Pending()
-        parked = self.held.park(
+        held = self.held.park(
             header.topic,
             header.queue_id,
             HeldPull(peer, request, pending),
@@ -90,13 +90,14 @@ class HeldPullRunner:
             tags=wanted.tags,
             sql=wanted.sql,
         )
-        if not parked:
+        if held is None:
             raise SystemBusyError(
                 "the broker holds too many pulls", hint="repeat later, or raise heldPullCountMax"
             )
         if peer not in self._watched:
             self._watched.add(peer)
             peer.on_close(partial(self._peer_closed, peer))
+        pending.on_cancel = partial(self.held.cancel, held)
         self._arm()
         return pending
 
@@ -171,6 +172,8 @@ class HeldPullRunner:
 
     def _run_again(self, pull: HeldPull) -> None:
         peer, request, pending = pull
+        if pending.is_cancelled:
+            return
         outcome: PullOutcome = None
         if not peer.is_closing:
             if not peer.is_reading:

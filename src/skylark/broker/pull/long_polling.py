@@ -12,8 +12,9 @@ new offset, or 19.
 
 Java's ``PullRequestHoldService`` visits all held pulls every 5 s. Here each pull has an entry in a
 heap of due times: the deadline, moved forward to the next check by the first message that does not
-pass. An arriving message costs time for the pulls of its queue only. Java notices a deadline up to
-5 s late; here it is exact.
+pass. An arriving message costs time for the pulls that it passes, which an index finds
+(:mod:`skylark.broker.pull.waiter_index`), and once for each pull that it is the first message for.
+Java notices a deadline up to 5 s late; here it is exact.
 
 Limits: pulls per queue, per peer, and in all. :meth:`HeldPulls.park` refuses pulls beyond them; the
 right response is then 2 (SYSTEM_BUSY), after which Java's clients wait 3 s, whereas after a 19 they
@@ -25,13 +26,12 @@ Pure: times are milliseconds of any one clock.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container
+from collections.abc import Container, Hashable
 from itertools import count
 from typing import Final, Generic, TypeAlias, TypeVar
 
-import msgspec
-
 from skylark.broker.api import Peer
+from skylark.broker.pull.waiter_index import Waiter, WaiterIndex
 from skylark.filter.sql_eval import SqlFilter
 from skylark.filter.tag import TagFilter
 
@@ -46,7 +46,7 @@ Token = TypeVar("Token")
 QueueKey: TypeAlias = tuple[str, int]  # topic, queue id
 
 
-class _Held(msgspec.Struct, Generic[Token], eq=False):
+class Held(Waiter, Generic[Token], eq=False, kw_only=True):
     """One held pull. Only its heap entry with ``due_ms`` is valid; -1 after it was removed."""
 
     key: QueueKey
@@ -55,10 +55,6 @@ class _Held(msgspec.Struct, Generic[Token], eq=False):
     offset: int
     parked_ms: int
     due_ms: int
-    tags: TagFilter | None
-    sql: SqlFilter | None
-    #: Whether it wakes at its next check, if that precedes ``due_ms``.
-    wakes_at_check: bool = False
 
 
 class HeldPulls(Generic[Token]):
@@ -77,10 +73,11 @@ class HeldPulls(Generic[Token]):
         self._per_queue_max = per_queue_max
         self._per_peer_max = per_peer_max
         self._count = 0
-        # Ordered sets: pulls wake in the order of their arrival.
-        self._queues: dict[QueueKey, dict[_Held[Token], None]] = {}
-        self._peers: dict[Peer, dict[_Held[Token], None]] = {}
-        self._heap: list[tuple[int, int, _Held[Token]]] = []
+        self._index: WaiterIndex[Held[Token]] = WaiterIndex()
+        # Ordered sets: the pulls of a queue that no message has arrived for, and those of a peer.
+        self._fresh: dict[QueueKey, dict[Held[Token], None]] = {}
+        self._peers: dict[Peer, dict[Held[Token], None]] = {}
+        self._heap: list[tuple[int, int, Held[Token]]] = []
         self._heap_order = count()
 
     def __len__(self) -> int:
@@ -99,36 +96,51 @@ class HeldPulls(Generic[Token]):
         deadline_ms: int,
         tags: TagFilter | None = None,
         sql: SqlFilter | None = None,
-    ) -> bool:
-        """Hold a pull from ``offset`` on; False if a limit is reached.
+    ) -> Held[Token] | None:
+        """Hold a pull from ``offset`` on; None if a limit is reached.
 
         ``max_offset`` is the end of the queue that the pull has seen: if it is beyond ``offset`` (a
         part of the queue is missing), the pull wakes at the next check. Without a filter every
         message passes.
         """
         key = (topic, queue_id)
-        waiters = self._queues.get(key, {})
         pulls = self._peers.get(peer, {})
         if (
             self._count >= self.count_max
-            or len(waiters) >= self._per_queue_max
+            or self._index.count(key) >= self._per_queue_max
             or len(pulls) >= self._per_peer_max
         ):
-            return False
-        pull = _Held(key, token, peer, offset, now_ms, deadline_ms, tags, sql)
-        waiters[pull] = pulls[pull] = None
-        self._queues[key] = waiters
-        self._peers[peer] = pulls
+            return None
+        pull = Held(
+            key=key,
+            tags=tags,
+            sql=sql,
+            token=token,
+            peer=peer,
+            offset=offset,
+            parked_ms=now_ms,
+            due_ms=deadline_ms,
+        )
+        self._index.add(pull)
+        self._fresh.setdefault(key, {})[pull] = None
+        self._peers.setdefault(peer, pulls)[pull] = None
         self._count += 1
         self._push(pull)
         if max_offset > offset:
             self._wake_at_check(pull, now_ms)
-        return True
+        return pull
+
+    def cancel(self, pull: Held[Token]) -> bool:
+        """Remove a pull; False if it has woken or was removed before."""
+        is_held = pull.due_ms != _NEVER
+        if is_held:
+            self._take([pull])
+        return is_held
 
     @property
-    def queues(self) -> Container[QueueKey]:
+    def queues(self) -> Container[Hashable]:
         """The queues of all held pulls, always up to date; others need no :meth:`arrived`."""
-        return self._queues
+        return self._index.keys
 
     def arrived(
         self,
@@ -144,21 +156,13 @@ class HeldPulls(Generic[Token]):
         ``max_offset`` is the new end of its queue, ``properties`` those of the record. Unknown data
         of the message (None) passes every filter.
         """
-        waiters = self._queues.get((topic, queue_id))
-        if waiters is None:
-            return []
-        woken = []
-        for pull in waiters:
-            if max_offset <= pull.offset:
-                continue
-            passes = tags_code is None or pull.tags is None or pull.tags.matches(tags_code)
-            if passes and pull.sql is not None and properties is not None:
-                passes = pull.sql.matches_raw(properties)
-            if passes:
-                woken.append(pull)
-            elif not pull.wakes_at_check:
+        key = (topic, queue_id)
+        passing = self._index.passing(key, tags_code, properties)
+        woken = self._take([pull for pull in passing if pull.offset < max_offset])
+        for pull in list(self._fresh.get(key, ())):
+            if pull.offset < max_offset:
                 self._wake_at_check(pull, now_ms)
-        return self._take(woken)
+        return woken
 
     def next_due(self) -> int | None:
         """The first due time of all pulls; None if there are none."""
@@ -182,20 +186,20 @@ class HeldPulls(Generic[Token]):
 
     def wake_all(self) -> list[Token]:
         """Remove and return all pulls: the broker stops, or a slave has found its master again."""
-        return self._take([pull for waiters in self._queues.values() for pull in waiters])
+        return self._take(list(self._index))
 
     # --- internals ------------------------------------------------------------------------------
 
-    def _wake_at_check(self, pull: _Held[Token], now_ms: int) -> None:
+    def _wake_at_check(self, pull: Held[Token], now_ms: int) -> None:
         """Wake the pull at its next check: the client has to learn a new offset."""
-        pull.wakes_at_check = True
+        _discard(self._fresh, pull.key, pull)
         checks = max(0, now_ms - pull.parked_ms) // self._check_interval_ms
         check_ms = pull.parked_ms + (checks + 1) * self._check_interval_ms
         if check_ms < pull.due_ms:
             pull.due_ms = check_ms
             self._push(pull)
 
-    def _push(self, pull: _Held[Token]) -> None:
+    def _push(self, pull: Held[Token]) -> None:
         # Each pull has at most two entries, of which one is valid: void ones are removed when they
         # are the larger part.
         if len(self._heap) > max(_VOID_COUNT_MIN, 2 * self._count):
@@ -207,10 +211,11 @@ class HeldPulls(Generic[Token]):
         while self._heap and self._heap[0][0] != self._heap[0][2].due_ms:
             heapq.heappop(self._heap)
 
-    def _take(self, pulls: list[_Held[Token]]) -> list[Token]:
+    def _take(self, pulls: list[Held[Token]]) -> list[Token]:
         for pull in pulls:
             pull.due_ms = _NEVER
-            _discard(self._queues, pull.key, pull)
+            self._index.remove(pull)
+            _discard(self._fresh, pull.key, pull)
             _discard(self._peers, pull.peer, pull)
         self._count -= len(pulls)
         return [pull.token for pull in pulls]
@@ -222,7 +227,8 @@ V = TypeVar("V")
 
 def _discard(table: dict[K, dict[V, None]], key: K, value: V) -> None:
     """Remove a value from the ordered set of ``key``, and the set too if it is empty then."""
-    values = table[key]
-    del values[value]
-    if not values:
-        del table[key]
+    values = table.get(key)
+    if values is not None:
+        values.pop(value, None)
+        if not values:
+            del table[key]

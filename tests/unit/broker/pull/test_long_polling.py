@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skylark.broker.pull import long_polling
-from skylark.broker.pull.long_polling import CHECK_INTERVAL_MS, HeldPulls
+from skylark.broker.pull.long_polling import CHECK_INTERVAL_MS, Held, HeldPulls
 from skylark.core.hashing import java_hash
 from skylark.filter.sql_eval import compile_sql
 from skylark.filter.tag import TagFilter, parse_tags
@@ -29,7 +29,10 @@ def park(held: HeldPulls[str], token: str, now_ms: int = 0, **changes: Any) -> b
         "max_offset": 10,
         "deadline_ms": now_ms + HOLD_MS,
     }
-    return held.park("T", changes.pop("queue_id", 0), token, now_ms=now_ms, **arguments | changes)
+    arguments |= changes
+    return (
+        held.park("T", arguments.pop("queue_id", 0), token, now_ms=now_ms, **arguments) is not None
+    )
 
 
 def code(tag: str) -> int:
@@ -159,22 +162,37 @@ def test_limits_refuse() -> None:
     assert park(held, "pull"), "there is room again"
 
 
-def test_an_arrival_visits_the_pulls_of_its_queue_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The filters of a thousand pulls on other queues are not evaluated."""
+def test_an_arrival_visits_the_pulls_that_it_passes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4,000 pulls of other tags cost the second message nothing, nor do pulls of other queues."""
     held: HeldPulls[str] = HeldPulls()
-    for queue_id in range(1_000):
-        park(held, f"pull {queue_id}", queue_id=queue_id, tags=parse_tags("a"))
-    asked = []
-    matches = TagFilter.matches
+    for number in range(4_000):
+        park(held, f"pull {number}", tags=parse_tags(f"tag {number}"), peer=FakeConnection())
+        park(held, f"other {number}", queue_id=1, tags=parse_tags("a"), peer=FakeConnection())
+    asked: list[int] = []
+    monkeypatch.setattr(TagFilter, "matches", lambda _tags, tags_code: asked.append(tags_code))
+    assert held.arrived("T", 0, 11, 0, code("tag 7")) == ["pull 7"]
+    marked: list[object] = []
+    monkeypatch.setattr(HeldPulls, "_wake_at_check", lambda _held, pull, _now: marked.append(pull))
+    assert held.arrived("T", 0, 12, 0, code("tag 8")) == ["pull 8"]
+    assert held.arrived("T", 0, 13, 0, code("none")) == []
+    assert (asked, marked) == ([], [])
 
-    def counting(tags: TagFilter, tags_code: int) -> bool:
-        asked.append(tags_code)
-        return matches(tags, tags_code)
 
-    monkeypatch.setattr(TagFilter, "matches", counting)
-    assert held.arrived("T", 7, 11, 0, code("c")) == []
-    assert held.arrived("T", 7, 12, 0, code("a")) == ["pull 7"]
-    assert len(asked) == 2
+def test_a_cancelled_pull_does_not_wake() -> None:
+    held: HeldPulls[str] = HeldPulls()
+    pulls = [
+        held.park("T", 0, token, peer=HERE, offset=10, max_offset=10, now_ms=0, deadline_ms=9)
+        for token in ("first", "second")
+    ]
+    assert pulls[0] is not None
+    assert held.cancel(pulls[0])
+    assert not held.cancel(pulls[0])
+    assert len(held) == 1
+    assert held.arrived("T", 0, 11, 1) == ["second"]
+    assert pulls[1] is not None
+    assert not held.cancel(pulls[1]), "it has woken"
+    assert held.take_due(9) == []
+    assert held.next_due() is None
 
 
 def test_due_times_of_woken_pulls_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +276,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("arrive"), st.integers(0, 1), st.sampled_from(["a", "b", "c", "d"])),
     st.tuples(st.just("wait"), st.sampled_from([1, 999, 2_500, 5_000, 7_001, 15_000])),
     st.tuples(st.just("drop"), st.integers(0, 2)),
+    st.tuples(st.just("cancel"), st.integers(0, 40)),
 )
 
 
@@ -266,6 +285,7 @@ EVENTS = st.one_of(
 def test_against_a_naive_model(events: list[tuple[Any, ...]]) -> None:
     held: HeldPulls[int] = HeldPulls()
     model = Model()
+    all_parked: dict[int, Held[int]] = {}
     connections = [FakeConnection(number) for number in range(3)]
     now_ms = 1_000_000
     for token, event in enumerate(events):
@@ -276,7 +296,7 @@ def test_against_a_naive_model(events: list[tuple[Any, ...]]) -> None:
                 pull.parked_ms, pull.deadline_ms = now_ms, now_ms + hold_ms
                 pull.tags = parse_tags(expression)
                 model.pulls.append(pull)
-                assert held.park(
+                parked = held.park(
                     "T",
                     queue_id,
                     token,
@@ -287,6 +307,14 @@ def test_against_a_naive_model(events: list[tuple[Any, ...]]) -> None:
                     deadline_ms=pull.deadline_ms,
                     tags=pull.tags,
                 )
+                assert parked is not None
+                all_parked[token] = parked
+            case ("cancel", number):
+                left = [pull for pull in model.pulls if pull.token != number]
+                if number in all_parked:
+                    is_held = len(left) < len(model.pulls)
+                    assert held.cancel(all_parked[number]) is is_held
+                model.pulls = left
             case ("arrive", queue_id, tag):
                 expected = model.arrived(queue_id, code(tag))
                 end = model.max_offsets[queue_id]

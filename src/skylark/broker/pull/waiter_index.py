@@ -1,0 +1,162 @@
+"""Index of the requests that wait for messages, by queue and by filter.
+
+A queue may have thousands of waiting requests, most of which want other messages than the one that
+arrives. So an arriving message does not visit them all: it finds those without a filter, and those
+with the hash of its tag; of the requests with an SQL filter it evaluates each distinct expression
+once. A request that wants several tags stands under each of them.
+
+The key is a queue in the widest sense: held pulls use ``(topic, queue id)``, of which a message
+wakes all waiters that it passes (:meth:`WaiterIndex.passing`); requests that share a queue, such as
+those of POP consumers, may use ``(topic, group, queue id)`` and wake one
+(:meth:`WaiterIndex.first_passing`).
+
+:func:`passes` defines the meaning of the filters; a property test holds the index to it.
+
+Pure: it knows neither times nor connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from itertools import count
+from typing import Generic, TypeVar
+
+import msgspec
+
+from skylark.filter.sql_eval import SqlFilter
+from skylark.filter.tag import TagFilter, low_int
+
+
+class Waiter(msgspec.Struct, eq=False, kw_only=True):
+    """A waiting request; subclasses add what is needed to run it."""
+
+    key: Hashable
+    #: The filters: a message has to pass both. None passes everything.
+    tags: TagFilter | None = None
+    sql: SqlFilter | None = None
+    #: Its number among all that were ever added; set by the index.
+    order: int = -1
+
+
+WaiterT = TypeVar("WaiterT", bound=Waiter)
+#: An ordered set.
+_Group = dict[WaiterT, None]
+
+
+def passes(waiter: Waiter, tags_code: int | None, properties: bytes | None) -> bool:
+    """Whether a message passes the filters; unknown data of it (None) passes every filter."""
+    if tags_code is not None and waiter.tags is not None and not waiter.tags.matches(tags_code):
+        return False
+    return properties is None or waiter.sql is None or waiter.sql.matches_raw(properties)
+
+
+class _Queue(Generic[WaiterT]):
+    """The waiters of one key."""
+
+    __slots__ = ("all", "by_code")
+
+    def __init__(self) -> None:
+        self.all: _Group[WaiterT] = {}
+        #: Hash of a tag, or None for waiters that take every tag -> text of an SQL filter, or None
+        #: for waiters without one -> waiters. No group is empty.
+        self.by_code: dict[int | None, dict[str | None, _Group[WaiterT]]] = {}
+
+
+class WaiterIndex(Generic[WaiterT]):
+    """All waiters of one kind."""
+
+    def __init__(self) -> None:
+        self._queues: dict[Hashable, _Queue[WaiterT]] = {}
+        self._orders = count()
+
+    @property
+    def keys(self) -> Mapping[Hashable, object]:
+        """The keys of all waiters, always up to date; messages of others need not be looked up."""
+        return self._queues
+
+    def __iter__(self) -> Iterator[WaiterT]:
+        for queue in self._queues.values():
+            yield from queue.all
+
+    def count(self, key: Hashable) -> int:
+        """How many waiters a key has."""
+        queue = self._queues.get(key)
+        return 0 if queue is None else len(queue.all)
+
+    def add(self, waiter: WaiterT) -> None:
+        """Add a waiter; it is the last of its key."""
+        waiter.order = next(self._orders)
+        queue = self._queues.get(waiter.key)
+        if queue is None:
+            queue = self._queues[waiter.key] = _Queue()
+        queue.all[waiter] = None
+        text = None if waiter.sql is None else waiter.sql.text
+        for code in _codes(waiter):
+            queue.by_code.setdefault(code, {}).setdefault(text, {})[waiter] = None
+
+    def remove(self, waiter: WaiterT) -> None:
+        """Remove a waiter that was added and not removed since."""
+        queue = self._queues[waiter.key]
+        del queue.all[waiter]
+        if not queue.all:
+            del self._queues[waiter.key]
+            return
+        text = None if waiter.sql is None else waiter.sql.text
+        for code in _codes(waiter):
+            groups = queue.by_code[code]
+            group = groups[text]
+            del group[waiter]
+            if not group:
+                del groups[text]
+                if not groups:
+                    del queue.by_code[code]
+
+    def passing(
+        self, key: Hashable, tags_code: int | None, properties: bytes | None
+    ) -> list[WaiterT]:
+        """The waiters whose filters a message passes (:func:`passes`), in the order of arrival."""
+        queue = self._queues.get(key)
+        if queue is None:
+            return []
+        if tags_code is None:
+            return [waiter for waiter in queue.all if passes(waiter, None, properties)]
+        groups = list(_passing_groups(queue, tags_code, properties))
+        if len(groups) == 1:
+            return list(groups[0])
+        found = {waiter: None for group in groups for waiter in group}
+        return sorted(found, key=_order)
+
+    def first_passing(
+        self, key: Hashable, tags_code: int | None, properties: bytes | None
+    ) -> WaiterT | None:
+        """The waiter of :meth:`passing` that came first; None if there is none."""
+        queue = self._queues.get(key)
+        if queue is None:
+            return None
+        if tags_code is None:
+            return next((each for each in queue.all if passes(each, None, properties)), None)
+        firsts = (next(iter(group)) for group in _passing_groups(queue, tags_code, properties))
+        return min(firsts, key=_order, default=None)
+
+
+def _passing_groups(
+    queue: _Queue[WaiterT], tags_code: int, properties: bytes | None
+) -> Iterator[_Group[WaiterT]]:
+    for code in {None, tags_code, low_int(tags_code)}:
+        for text, group in queue.by_code.get(code, {}).items():
+            if text is None or properties is None:
+                yield group
+            else:
+                sql = next(iter(group)).sql
+                assert sql is not None, "the key of its group is the text of the filter"
+                if sql.matches_raw(properties):
+                    yield group
+
+
+def _codes(waiter: Waiter) -> frozenset[int] | tuple[None]:
+    codes = None if waiter.tags is None else waiter.tags.codes
+    return (None,) if codes is None else codes
+
+
+def _order(waiter: Waiter) -> int:
+    return waiter.order
