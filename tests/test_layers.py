@@ -149,7 +149,7 @@ BROKER_FEATURES: dict[str, Feature] = {
         offers=_set("broker_stats stats_sampler store_stats"), uses=_set("topics groups")
     ),
     "overload": Feature(offers=_set("overload_guard"), uses=_set("groups stats")),
-    "pull": Feature(uses=_set("topics groups stats")),
+    "pull": Feature(offers=_set("cold_reads"), uses=_set("topics groups stats")),
     "send": Feature(
         offers=_set("message_policy message_writer own_copies put_outcome put_pipeline"),
         uses=_set("topics groups stats"),
@@ -157,7 +157,7 @@ BROKER_FEATURES: dict[str, Feature] = {
     "transaction": Feature(uses=_set("topics groups stats send")),
     "delay": Feature(offers=_set("timer_service"), uses=_set("topics stats send")),
     "slave": Feature(uses=_set("topics groups")),
-    "admin": Feature(uses=_set("topics groups stats delay overload")),
+    "admin": Feature(uses=_set("topics groups stats delay overload pull")),
 }
 
 # Imports that the table forbids, each with its reason; one that is gone must leave the list.

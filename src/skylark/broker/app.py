@@ -138,7 +138,7 @@ def compose(
     delay = features.DelayFeature(base, puts, timer_store)
     slave = features.SlaveFeature(base, replication)
     pull = features.PullFeature(base, slave)
-    admin = features.AdminFeature(base, replication, delay, slave)
+    admin = features.AdminFeature(base, replication, delay, slave, pull)
     services = BrokerServices(
         puts=puts.pipeline,
         pulls=pull.service,

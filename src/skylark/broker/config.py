@@ -224,6 +224,25 @@ class BrokerConfig(Config, frozen=True, kw_only=True):
         bool, Setting("Refuse pull consumers; push consumers are served.")
     ] = False
 
+    cold_data_flow_control_enable: Annotated[
+        bool, Setting("Limit groups that read old messages from the disk.")
+    ] = False
+    cg_cold_read_threshold: Annotated[
+        int, Setting("What a group may read of them in 5 s.", unit="bytes", minimum=0)
+    ] = 3 << 20
+    global_cold_read_threshold: Annotated[
+        int, Setting("What all groups may read of them in 5 s.", unit="bytes", minimum=0)
+    ] = 100 << 20
+    access_message_in_memory_hot_ratio: Annotated[
+        int,
+        Setting(
+            "Messages are old when this share of the memory was written since.",
+            unit="%",
+            minimum=0,
+            maximum=100,
+        ),
+    ] = 26
+
     # --- filter ---
 
     enable_property_filter: Annotated[bool, Setting("Allow SQL92 filters.")] = False

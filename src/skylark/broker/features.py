@@ -22,6 +22,7 @@ from skylark.broker.admin.refused_requests import Refusals
 from skylark.broker.admin.runtime_info import RuntimeHandlers
 from skylark.broker.admin.settings_handlers import SettingsHandlers
 from skylark.broker.admin.stats_handlers import StatsHandlers
+from skylark.broker.admin.storage_handlers import StorageHandlers
 from skylark.broker.admin.store_cleaning import CleaningHandlers
 from skylark.broker.admin.table_export import SyncHandlers
 from skylark.broker.admin.topic_handlers import TopicHandlers
@@ -38,6 +39,7 @@ from skylark.broker.config import BrokerConfig
 from skylark.broker.delay.delay_levels import ScheduleService
 from skylark.broker.delay.timer_service import TimerService
 from skylark.broker.groups.broadcast_offsets import BroadcastOffsets
+from skylark.broker.pull.cold_reads import ColdReads
 from skylark.broker.pull.handlers import PullHandlers
 from skylark.broker.pull.pull_checks import PullChecks
 from skylark.broker.pull.pull_messages import PullCounters, PullPolicy, PullService
@@ -78,6 +80,7 @@ logger = logging.getLogger(__name__)
 ADMIN_HANDLERS: Final = (
     QueryHandlers, TopicHandlers, GroupHandlers, SettingsHandlers, StatsHandlers, ResetHandlers,
     RelayHandlers, CleaningHandlers, SyncHandlers, RuntimeHandlers,
+    StorageHandlers,
 )  # fmt: skip
 STOP_GRACE_S: Final = 3.0
 #: How often a broker that stops checks whether its slaves have everything.
@@ -442,8 +445,11 @@ class PullFeature(Feature):
     def __init__(self, base: BaseFeatures, slave: SlaveFeature) -> None:
         context, storage, topics, groups, stats, _ = base
         live, clock, store = context.live, context.clock, storage.store
+        self.cold_reads = ColdReads(
+            live, store, groups.consumers, clock, context.files.memory_size()
+        )
         self.service = PullService(
-            PullPolicy(live, slave.has_master),
+            PullPolicy(live, slave.has_master, self.cold_reads),
             PullChecks(
                 live,
                 topics.table,
@@ -474,8 +480,14 @@ class PullFeature(Feature):
     def _apply(self, config: BrokerConfig) -> None:
         self.service.held.count_max = config.held_pull_count_max
 
+    async def start(self) -> None:
+        self.cold_reads.start()
+
     async def drain(self) -> None:
         self.service.waiting.stop()
+
+    async def stop(self) -> None:
+        self.cold_reads.stop()
 
 
 class AdminFeature(Feature):
@@ -487,6 +499,7 @@ class AdminFeature(Feature):
         replication: ReplicationFeature,
         delay: DelayFeature,
         slave: SlaveFeature,
+        pull: PullFeature,
     ) -> None:
         context, storage, topics, groups, stats, _ = base
         parts = BrokerParts(
@@ -508,6 +521,7 @@ class AdminFeature(Feature):
             request_modes=groups.request_modes,
             stats=stats.broker_stats,
             sampler=stats.sampler,
+            cold_reads=pull.cold_reads,
             timer=delay.timer,
             delay_progress=delay.schedule.progress,
             delay_offsets=delay.schedule.offsets if slave.sync is None else slave.sync.delays,

@@ -146,7 +146,7 @@ IGNORED: Final[dict[str, str]] = {
         useSingleRocksDBForAllConfigs=false
         """,
     "how the Java store locks, maps and dispatches": """
-        accessMessageInMemoryHotRatio=26 batchDispatchRequestThreadPoolNums=16
+        batchDispatchRequestThreadPoolNums=16
         checkCommitLogOffsetOnRecover=false cleanSwapedMapInterval=300000
         commitLogForceSwapMapInterval=43200000 commitLogSwapMapInterval=3600000
         commitLogSwapMapReserveFileNum=100 correctLogicMinOffsetForceInterval=300000
@@ -192,9 +192,8 @@ IGNORED: Final[dict[str, str]] = {
         timerPutMessageThreadNum=3 timerWarmEnable=false timerWheelSnapshotFlush=false
         timerWheelSnapshotIntervalMs=10000
         """,
-    "limits on reading old data from the disk are not built": """
-        cgColdReadThreshold=3145728 coldCtrStrategyEnable=false coldDataFlowControlEnable=false
-        coldDataScanEnable=false globalColdReadThreshold=104857600 usePIDColdCtrStrategy=true
+    "old data is what is far from the end of the log, and limits on reading it are fixed": """
+        coldCtrStrategyEnable=false coldDataScanEnable=false usePIDColdCtrStrategy=true
         """,
     "statistics are always kept, and dropped with their topic or group": """
         accountStatsEnable=true accountStatsPrintZeroValues=true autoDeleteUnusedStats=true
@@ -220,7 +219,7 @@ _NO_POP: Final = "POP consumption is not built yet; push and pull consumers are 
 _NO_ROCKSDB: Final = "RocksDB is not supported; the files of the default store hold the same data"
 _NO_CONTROLLER: Final = "brokers do not change their roles by themselves; use masters with slaves"
 _NAMES: Final = "write the addresses of the name servers into namesrvAddr"
-_NO_COLD_CONTROL: Final = "limits on reading old data from the disk are not built"
+_NO_COLD_CONTROL: Final = "limits on reading old data do not adapt; set cgColdReadThreshold"
 
 #: Key -> the only value that is accepted, and why no other is.
 REFUSED: Final[dict[str, tuple[Scalar, str]]] = {
@@ -250,7 +249,7 @@ REFUSED: Final[dict[str, tuple[Scalar, str]]] = {
     "transRocksDBEnable": (False, _NO_ROCKSDB),
     "messageStorePlugIn": ("", "plug-ins are Java classes, which cannot be loaded here"),
     "timerInterceptDelayLevel": (False, "delay levels have queues of their own, not the timer"),
-    "coldDataFlowControlEnable": (False, _NO_COLD_CONTROL),
+    "coldCtrStrategyEnable": (False, _NO_COLD_CONTROL),
     "useStaticSubscription": (
         False,
         "subscriptions in the configuration of a group are not enforced",

@@ -409,6 +409,13 @@ class MappedFiles:
         self._keep_open(file)
         return handle
 
+    def set_random_access(self, is_random: bool) -> None:
+        """Whether the system reads ahead in the files, those that are open included."""
+        self._random_access = is_random
+        for file in self.files:
+            if file.is_open:
+                file.handle.advise(Advice.RANDOM if is_random else Advice.NORMAL)
+
     def file_is_idle(self) -> None:
         """Called when the last lease of a leaving file is returned."""
         self.sweep()

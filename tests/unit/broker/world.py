@@ -127,6 +127,7 @@ class World:
             request_modes=nothing,
             stats=self.stats,
             sampler=nothing,
+            cold_reads=nothing,
             timer=None,
             delay_progress=dict,
             delay_offsets=nothing,

@@ -26,6 +26,7 @@ from skylark.broker.groups.request_modes import RequestModes
 from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.overload.overload_guard import LoopWatch
+from skylark.broker.pull.cold_reads import ColdReads
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.stats.stats_sampler import StatsSampler
 from skylark.broker.table_saver import SavedTables, SettingsFile
@@ -62,6 +63,7 @@ class BrokerParts(NamedTuple):
     request_modes: RequestModes
     stats: BrokerStats
     sampler: StatsSampler
+    cold_reads: ColdReads
     #: None at a slave, and with ``timerWheelEnable=false``.
     timer: TimerService | None
     #: Returns, by delay level, up to where messages were delivered, and the end of the queue.

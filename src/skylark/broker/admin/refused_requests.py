@@ -22,8 +22,6 @@ _LITE: Final = "this broker has no lite topics"
 _REPLICA: Final = "slaves do not act as masters yet: nothing has to be agreed upon"
 _CONTROLLER: Final = "there is no controller yet that could run this broker"
 _CONTAINER: Final = "this broker is not in a container: start another process"
-_ROCKSDB: Final = "nothing is kept in RocksDB here: tables are JSON files, queues are files"
-_COLD: Final = "reads of old messages are not throttled here, by group or in all"
 _TIMER: Final = "there is one timer here, that of the files"
 
 #: Refused with code 1, as by a Java broker whose access control is not configured.
@@ -64,20 +62,11 @@ REFUSED: Final[dict[RequestCode, str]] = {
     RequestCode.TRIGGER_LITE_DISPATCH: _LITE,
     RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE: _REPLICA,
     RequestCode.EXCHANGE_BROKER_HA_INFO: _REPLICA,
-    RequestCode.RESET_MASTER_FLUSH_OFFSET: _REPLICA,
     RequestCode.GET_BROKER_EPOCH_CACHE: _CONTROLLER,
     RequestCode.NOTIFY_BROKER_ROLE_CHANGED: _CONTROLLER,
     RequestCode.ADD_BROKER: _CONTAINER,
     RequestCode.REMOVE_BROKER: _CONTAINER,
     RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC: "this broker has no static topics",
-    RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS: _ROCKSDB,
-    RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON: _ROCKSDB,
-    RequestCode.UPDATE_COLD_DATA_FLOW_CTR_CONFIG: _COLD,
-    RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG: _COLD,
-    RequestCode.GET_COLD_DATA_FLOW_CTR_INFO: _COLD,
-    RequestCode.SET_COMMITLOG_READ_MODE: (
-        "how log files are read ahead is the setting dataReadAheadEnable, from the next start on"
-    ),
     RequestCode.SWITCH_TIMER_ENGINE: _TIMER,
     **ACCESS_CONTROL,
 }

@@ -30,6 +30,8 @@ from skylark.store.consume_queue import EntryQueue
 from skylark.store.reput import Arrival
 
 WAKES_PER_TURN: Final = 64
+#: No message has this offset: a pull that waits for it wakes at its deadline.
+OFFSET_MAX: Final = 2**63 - 1
 
 
 class HeldPull(NamedTuple):
@@ -73,9 +75,19 @@ class HeldPullRunner:
         self._woken: deque[HeldPull] = deque()
 
     def hold(
-        self, peer: Peer, request: PullRequest, wanted: PullFilter, max_offset: int, wait_ms: int
+        self,
+        peer: Peer,
+        request: PullRequest,
+        wanted: PullFilter,
+        max_offset: int,
+        wait_ms: int,
+        *,
+        offset: int | None = None,
     ) -> Pending[PullOutcome]:
-        """Hold a pull that reached the end of its queue, ``max_offset``; raises BrokerError."""
+        """Hold a pull that reached the end of its queue, ``max_offset``; raises BrokerError.
+
+        ``offset``: the first message that wakes it, if not that which it asks for.
+        """
         header, now_ms = request.header, self._now_ms()
         pending: Pending[PullOutcome] = Pending()
         held = self.held.park(
@@ -83,7 +95,7 @@ class HeldPullRunner:
             header.queue_id,
             HeldPull(peer, request, pending),
             peer=peer,
-            offset=header.queue_offset,
+            offset=header.queue_offset if offset is None else offset,
             max_offset=max_offset,
             now_ms=now_ms,
             deadline_ms=now_ms + wait_ms,

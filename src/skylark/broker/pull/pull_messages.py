@@ -33,7 +33,8 @@ from skylark.broker.config import MASTER_ID
 from skylark.broker.groups.broadcast_offsets import BroadcastOffsets
 from skylark.broker.groups.consumer_offsets import OffsetTable
 from skylark.broker.live_settings import LiveSettings
-from skylark.broker.pull.held_pull_runner import HeldPullRunner
+from skylark.broker.pull.cold_reads import HOLD_MS, ColdReads
+from skylark.broker.pull.held_pull_runner import OFFSET_MAX, HeldPullRunner
 from skylark.broker.pull.pull_checks import PullChecks, PullFilter
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.stats.store_stats import StoreStats
@@ -62,10 +63,13 @@ _FOUND_REMARK: Final = _FOUND.remark  # properties of an enumeration are slow
 class PullPolicy:
     """Limits, codes and suggested brokers of pulls, from the settings and the broker's role."""
 
-    def __init__(self, live: LiveSettings, has_master: Callable[[], bool]) -> None:
+    def __init__(
+        self, live: LiveSettings, has_master: Callable[[], bool], cold_reads: ColdReads
+    ) -> None:
         """``has_master`` returns whether a slave is connected to its master."""
         self._live = live
         self._has_master = has_master
+        self.cold_reads = cold_reads
 
     def bytes_max(self, header: PullMessageRequestHeader) -> int:
         """The most bytes of messages in one result, for a request that limits them."""
@@ -162,6 +166,7 @@ class PullService:
     ) -> None:
         """``on_turn_start`` is called with the time when a turn of the loop starts to run pulls."""
         self._policy = policy
+        self._cold_reads = policy.cold_reads
         self._checks = checks
         self._store = store
         self._offsets = offsets
@@ -196,6 +201,10 @@ class PullService:
         topic = checks.topic(peer, header)
         wanted = checks.filter(peer, header, group)
         group_name, topic_name, queue_id = header.consumer_group, header.topic, header.queue_id
+        if self._cold_reads.is_on and self._cold_reads.limit(header):
+            if is_first and not self.waiting.is_stopping:
+                return self.waiting.hold(peer, request, wanted, 0, HOLD_MS, offset=OFFSET_MAX)
+            header.max_msg_nums = 1
         broadcast_id = self._broadcasts.client_id(peer, header)
         moved_to = self._offsets.take_reset(group_name, topic_name, queue_id)
         if moved_to is None and broadcast_id is not None:
@@ -224,6 +233,8 @@ class PullService:
                 found.release()
                 return pending
             self._count(header, found, began_at)
+            if self._cold_reads.is_on:
+                self._cold_reads.count(group_name, found.last_log_offset, found.size)
         except BaseException:
             found.release()
             raise

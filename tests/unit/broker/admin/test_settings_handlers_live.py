@@ -55,7 +55,8 @@ LIVE: Final[dict[str, str]] = {
         heldPullCountMax maxTransferBytesOnMessageInMemory maxTransferCountOnMessageInMemory
         maxTransferBytesOnMessageInDisk maxTransferCountOnMessageInDisk
         accessMessageInMemoryMaxRatio maxFilterMessageSize travelCqFileNumWhenGetMessage
-        offsetCheckInSlave maxMsgsNumBatch defaultQueryMaxNum
+        offsetCheckInSlave maxMsgsNumBatch defaultQueryMaxNum coldDataFlowControlEnable
+        cgColdReadThreshold globalColdReadThreshold accessMessageInMemoryHotRatio
         """,
     "consumers": """
         notifyConsumerIdsChangedEnable realTimeNotifyConsumerChange channelExpiredTimeout
