@@ -106,6 +106,13 @@ class RawPeer:
                 self._frames += self._buffer.feed(data)
         return self._frames.pop(0)
 
+    async def receive_bytes(self) -> bytes:
+        """The next frame as it comes over the wire; nothing may have been read ahead."""
+        assert not self._frames
+        async with LoopClock().timeout(ANSWER_TIMEOUT_S):
+            length = await self._reader.readexactly(4)
+            return length + await self._reader.readexactly(int.from_bytes(length))
+
     async def call(self, command: Command) -> Command:
         await self.send(command)
         response = await self.receive()

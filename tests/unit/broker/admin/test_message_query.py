@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from tests.unit.broker.stored import Stored, bodies_of, stored
@@ -45,6 +47,19 @@ async def test_nothing_found(tmp_path: Path) -> None:
                 "indexLastUpdateTimestamp": "0",
                 "indexLastUpdatePhyoffset": "0",
             }
+
+
+@pytest.mark.spec("store.12.18")
+async def test_a_range_of_time_that_ends_before_the_message(tmp_path: Path) -> None:
+    async with stored(tmp_path) as world:
+        await world.send(properties="KEYS\x01k\x02")
+        stored_ms = world.records("T")[0].store_timestamp
+        answer = await query(world, "k", endTimestamp=str(stored_ms - 1))
+        assert (answer.code, answer.body) == (22, None)
+        answer = await query(world, "k", endTimestamp=str(stored_ms))
+        assert (answer.code, len(bodies_of(answer))) == (0, 1)
+        later = {"beginTimestamp": str(stored_ms + 1000)}
+        assert (await query(world, "k", **later)).code == 22
 
 
 async def test_by_place(tmp_path: Path) -> None:
