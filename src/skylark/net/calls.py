@@ -30,6 +30,7 @@ from skylark.core.errors import (
 from skylark.net.limits import NetLimits
 from skylark.net.link import Link
 from skylark.net.outbound import Outbound
+from skylark.wire.codes import CURRENT_VERSION
 from skylark.wire.command import FLAG_ONEWAY, Command
 from skylark.wire.exchange import OpaqueCounter, PendingCalls
 
@@ -149,6 +150,7 @@ class Calls:
             )
         opaque = request.opaque = futures.new_opaque()
         request.flag = 0
+        request.version = request.version or CURRENT_VERSION
         if count or outbound.in_batch:
             outbound.send(request)
         else:
@@ -158,6 +160,7 @@ class Calls:
     def oneway(self, request: Command) -> None:
         """Send a request that gets no response."""
         request.flag = FLAG_ONEWAY
+        request.version = request.version or CURRENT_VERSION
         request.opaque = self._futures.new_opaque()
         self._outbound.send(request)
 

@@ -24,8 +24,8 @@ from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.frame import FrameBuffer, encode_frame
 from skylark.wire.message import MessageRecord, iter_records
+from tests.golden.replay.body_values import is_records
 from tests.golden.replay.recording import PAUSE_MS, Frame, Run, Scenario
-from tests.golden.replay.shapes import is_records
 
 CONNECT_TIMEOUT_S: Final = 5.0
 #: Longer than any held pull: after it everything that will be answered has been.

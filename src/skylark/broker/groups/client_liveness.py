@@ -31,7 +31,7 @@ from skylark.broker.groups.producer_table import ProducerTable
 from skylark.broker.groups.queue_locks import QueueLocks
 from skylark.core.clock import Clock, TimerHandle
 from skylark.core.errors import ConnectionClosedError
-from skylark.wire.codes import CURRENT_VERSION, RequestCode
+from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.fields import encode_ext
 from skylark.wire.headers.admin import ConsumerGroupRequestHeader
@@ -147,11 +147,7 @@ class ClientLiveness:
 
 def _send(notice: GroupNotice) -> None:
     header = ConsumerGroupRequestHeader(consumer_group=notice.group)
-    request = Command(
-        code=RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
-        ext=encode_ext(header),
-        version=CURRENT_VERSION,
-    )
+    request = Command(code=RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext=encode_ext(header))
     for peer in notice.peers:
         try:
             peer.oneway(request)  # encodes it at once: the next one can have the same object
