@@ -271,4 +271,5 @@ def client_options(argument: str | None) -> ClientOptions:
 
     found = resolve_namesrv(argument, os.environ, default=LOCAL_NAMESRV)
     sources = {"argument": argument, "default": LOCAL_NAMESRV}
-    return ClientOptions(namesrv=sources.get(found.source) or os.environ[found.source])
+    namesrv = sources.get(found.source) or os.environ[found.source]
+    return ClientOptions(namesrv=namesrv, start_timeout=0)  # a user sees at once what is wrong

@@ -134,10 +134,7 @@ class PullConsumer(PullClient):
 
     # ---- life ------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Join the group."""
-        require_new(self.state, f"consumer {self.group}")
-        self.state = ServiceState.START_FAILED
+    async def _start(self) -> None:
         group = self._session = self._open_session(self.settings)
         async with group.starting():
             self._sends_back = SendBackClient(

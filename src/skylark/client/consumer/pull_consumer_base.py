@@ -14,6 +14,7 @@ common.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
 from skylark.client.consumer.allocation import Allocation
+from skylark.client.consumer.consumer_start import fetch_routes
 from skylark.client.consumer.offset_persistence import open_offset_store
 from skylark.client.consumer.offset_table import OffsetTable
 from skylark.client.consumer.process_queue import ProcessQueue
@@ -32,14 +34,19 @@ from skylark.client.consumer.rebalance_executor import announce
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.core.argument_checks import checks_arguments, refused
 from skylark.client.core.client_message import MessageExt
-from skylark.client.core.client_options import ClientOptions, given_options
+from skylark.client.core.client_options import ClientOptions, given_options, seconds
 from skylark.client.core.client_runtime import ClientRuntime, default_runtime, runtime_of
 from skylark.client.core.control_loop import Handover
 from skylark.client.core.hooks import ConsumeContext, ConsumeHooks
 from skylark.client.core.instance_registry import acquire_instance
 from skylark.client.core.route_cache import no_route
 from skylark.client.core.serializers import Deserializer, deserializing_hooks
-from skylark.client.core.service_state import ServiceState, Startable, require_running
+from skylark.client.core.service_state import (
+    ServiceState,
+    Startable,
+    require_new,
+    require_running,
+)
 from skylark.client.core.validation import check_group, check_hooks, check_topic
 from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import Tasks, join
@@ -125,8 +132,9 @@ class PullConsumerSession:
         invalid SQL condition.
         """
         wanted = {subscription.topic: subscription for subscription in subscriptions}
-        for subscription in wanted.values():
-            await self.instance.refresh_route(subscription.topic)
+        shown = self.namespace.unwrap(self.group)
+        timeout_s = seconds(self.instance.options.start_timeout)
+        await fetch_routes(self.instance, shown, wanted, timeout_s)
         for subscription in wanted.values():
             await check_sql(self.instance, self.access.link, self.group, subscription)
         self._member.subscriptions = wanted
@@ -296,6 +304,25 @@ class PullClient(Startable, QueueEvents):
     def _open_session(self, settings: SessionSettings) -> PullConsumerSession:
         runtime = self._runtime or default_runtime()
         return PullConsumerSession(self.group, self.options, runtime, self, settings)
+
+    async def start(self) -> None:
+        """Join the group; raises ClientError, also for invalid SQL.
+
+        Waits for a name server, up to ``start_timeout`` of the options. A start that failed or was
+        cancelled may be repeated.
+        """
+        require_new(self.state, f"consumer {self.group}")
+        self.state = ServiceState.START_FAILED
+        try:
+            await self._start()
+        except BaseException:
+            if self.state is not ServiceState.SHUTDOWN_ALREADY:
+                self.state = ServiceState.CREATE_JUST
+            raise
+
+    @abc.abstractmethod
+    async def _start(self) -> None:
+        """Open a session, join the group, and set the state to RUNNING."""
 
     async def stop(self) -> None:
         """Save the offsets that were committed and leave the group.

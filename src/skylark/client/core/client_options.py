@@ -94,6 +94,8 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Sugges
     unit_name: str | None = None  #: unitName: part of the client id
     unit_mode: bool = False  #: unitMode: sent to brokers with heartbeats
     vip_channel: bool = False  #: use the brokers' second port, two below the first
+    #: how long the start of a consumer waits for a name server; 0: not at all
+    start_timeout: Duration = 30.0
     request_timeout: Duration = 3.0  #: heartbeats, routes and other small requests
     route_interval: Duration = 30.0  #: pollNameServerInterval: between two refreshes of routes
     heartbeat_interval: Duration = 30.0  #: heartbeatBrokerInterval: between two heartbeats
@@ -138,6 +140,8 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Sugges
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)!r}")
+        if seconds(self.start_timeout) < 0:
+            raise ConfigError(f"start_timeout must be 0 or more, not {self.start_timeout!r}")
         if self.namespace and self.namespace_v2:
             raise ConfigError("namespace and namespace_v2 exclude each other")
         if self.access_channel not in ("LOCAL", "CLOUD"):

@@ -178,10 +178,7 @@ class LitePullConsumer(PullClient):
 
     # ---- life ------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Join the group and start to fetch; raises ClientError, also for invalid SQL."""
-        require_new(self.state, f"consumer {self.group}")
-        self.state = ServiceState.START_FAILED
+    async def _start(self) -> None:
         settings = self.settings
         group = self._session = self._open_session(settings)
         async with group.starting():

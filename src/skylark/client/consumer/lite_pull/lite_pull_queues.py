@@ -130,8 +130,8 @@ class LiteQueues:
     # ---- assignment ------------------------------------------------------------------------
 
     def add(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
-        """Start to pull, unless the queue was already taken away."""
-        if process_queue.dropped:
+        """Start to pull, unless the queue was already taken away, or the start was cancelled."""
+        if process_queue.dropped or self._tasks.closed:
             return
         found = self.queues[queue] = LiteQueue(queue, process_queue)
         self._start(found)

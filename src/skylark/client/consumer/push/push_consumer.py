@@ -36,6 +36,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -44,6 +45,7 @@ from typing import Any, Unpack
 
 import msgspec
 
+from skylark.client.consumer.consumer_start import fetch_routes
 from skylark.client.consumer.pull_api import check_sql
 from skylark.client.consumer.push.consume_runner import PushSetup
 from skylark.client.consumer.push.consumer_stats import ConsumerStats
@@ -63,12 +65,18 @@ from skylark.client.consumer.subscription import (
     retry_subscription,
 )
 from skylark.client.core.argument_checks import checks_arguments
-from skylark.client.core.client_options import ClientOptions, given_options
+from skylark.client.core.client_options import ClientOptions, given_options, seconds
 from skylark.client.core.client_runtime import ClientRuntime, runtime_of
 from skylark.client.core.instance_registry import acquire_instance
 from skylark.client.core.namespace import Namespace
 from skylark.client.core.serializers import deserializing_hooks
-from skylark.client.core.service_state import ServiceState, Startable, require_new, require_running
+from skylark.client.core.service_state import (
+    ServiceState,
+    Startable,
+    require_new,
+    require_not_stopped,
+    require_running,
+)
 from skylark.client.core.shutdown_signals import call_on_signal
 from skylark.client.core.validation import check_group, check_hooks, check_topic
 from skylark.client.telemetry import find_telemetry
@@ -188,8 +196,13 @@ class PushConsumer(Startable, HandlerSubscriptions):
     async def start(self) -> None:
         """Join the group, and start to consume on the running loop.
 
-        Raises ClientError (the group is in use here, SQL that a broker refuses, no name server).
+        Waits for a name server, up to ``start_timeout`` of the options. A start that failed or was
+        cancelled may be repeated. Raises ClientError (the group is in use here, SQL that a broker
+        refuses, no name server).
         """
+        await self._start(seconds(self.options.start_timeout))
+
+    async def _start(self, timeout_s: float, ended: asyncio.Event | None = None) -> None:
         require_new(self.state, f"consumer {self.group}")
         if not self._bindings:
             raise ClientError(
@@ -201,21 +214,22 @@ class PushConsumer(Startable, HandlerSubscriptions):
         self._loop = asyncio.get_running_loop()
         try:
             await self._join()
-        except BaseException as error:
-            await join(asyncio.ensure_future(self._exit.aclose()))
-            if isinstance(error, ClientStateError) and self._stopping is None:
-                self.state = ServiceState.CREATE_JUST
-            raise
-        if self._stopping is not None:
-            await self._exit.aclose()
-            raise ClientStateError(f"consumer {self.group} was stopped while it started")
-        self.state = ServiceState.RUNNING
-        try:
-            await self._enter()
+            require_not_stopped(self.state, f"consumer {self.group}")
+            self.state = ServiceState.RUNNING
+            await self._enter(timeout_s, ended)
         except BaseException:
-            await self.stop()
+            await join(asyncio.ensure_future(self._undo_start()))
             raise
         logger.info("consumer %s started as %s", self.group, self.client_id)
+
+    async def _undo_start(self) -> None:
+        """Release what a start has acquired, so that the next one can begin anew."""
+        if self._stopping is not None:
+            await join(self._stopping)
+        await self._exit.aclose()
+        if self._stopping is None:
+            self._exit, self._parts, self._loop = AsyncExitStack(), None, None
+            self.state = ServiceState.CREATE_JUST
 
     async def _join(self) -> None:
         """Acquire all resources; ``_exit`` releases them in reverse order."""
@@ -254,14 +268,14 @@ class PushConsumer(Startable, HandlerSubscriptions):
         await instance.register_consumer(parts.member)
         self._parts = parts
 
-    async def _enter(self) -> None:
+    async def _enter(self, timeout_s: float, ended: asyncio.Event | None) -> None:
         """Register at the brokers and start to rebalance."""
         assert self._parts is not None
         parts, instance = self._parts, self._parts.instance
         self._subscriptions = self._all_on_wire(instance.namespace)  # some came or went meanwhile
         await parts.begin()
+        await fetch_routes(instance, self.group, tuple(self._subscriptions), timeout_s, ended)
         for subscription in tuple(self._subscriptions.values()):
-            await instance.refresh_route(subscription.topic)
             with contextlib.suppress(NoRouteError):  # its brokers have not started yet
                 await check_sql(instance, parts.link, parts.member.group, subscription)
         if await instance.heartbeat_all(whole=True):
@@ -301,7 +315,8 @@ class PushConsumer(Startable, HandlerSubscriptions):
     async def run(self) -> None:
         """Start unless that was done, consume until SIGTERM, Ctrl-C or :meth:`stop`, and stop.
 
-        In another thread than the main one signals are left alone.
+        Waits for a name server without limit. In another thread than the main one signals are left
+        alone.
         """
         ended = asyncio.Event()
         with call_on_signal(ended.set):
@@ -310,10 +325,16 @@ class PushConsumer(Startable, HandlerSubscriptions):
     async def run_until(self, ended: asyncio.Event) -> None:
         """As :meth:`run`, until ``ended`` is set, without signals."""
         if self.state is ServiceState.CREATE_JUST:
-            await self.start()
+            try:
+                await self._start(math.inf, ended)
+            except ClientStateError:
+                if not ended.is_set():
+                    raise
         else:
             self._require_running()
         try:
+            if ended.is_set():
+                return
             if self._stopping is None:  # a handler may have stopped it at once
                 self._exit.callback(ended.set)
                 await ended.wait()

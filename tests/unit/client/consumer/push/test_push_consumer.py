@@ -105,7 +105,7 @@ async def test_without_name_server_the_start_fails_and_leaves_nothing(tmp_path: 
     async with world(tmp_path) as made:
         with none_left():
             runtime = inline_runtime(made.network, made.clock)
-            options = ClientOptions(namesrv="127.0.0.1:1")
+            options = ClientOptions(namesrv="127.0.0.1:1", start_timeout=5)
             consumer = PushConsumer("g", options, runtime=runtime)
             consumer.subscribe("T", Seen().handler)
             with pytest.raises(NoNameServerError):
@@ -124,7 +124,7 @@ async def test_a_cancelled_start_leaves_nothing(tmp_path: Path, silent: RequestC
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await script.finish(task)
-        assert consumer.state is ServiceState.SHUTDOWN_ALREADY
+        assert consumer.state is ServiceState.CREATE_JUST
 
 
 async def test_a_stop_while_it_starts(tmp_path: Path) -> None:

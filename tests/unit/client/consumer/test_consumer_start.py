@@ -1,0 +1,144 @@
+"""Consumers that start before their name server, or again after a start that failed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from skylark.client.consumer.classic_pull_consumer import PullConsumer
+from skylark.client.consumer.lite_pull.lite_pull_consumer import LitePullConsumer
+from skylark.client.consumer.push.push_consumer import PushConsumer
+from skylark.client.core.client_runtime import inline_runtime
+from skylark.client.core.service_state import ServiceState
+from skylark.core.errors import NoNameServerError
+from tests.unit.client.consumer.pushes import Seen, none_left
+from tests.unit.client.worlds import World, world
+
+NAMESRV = "127.0.0.1:9876"
+Consumer: TypeAlias = PushConsumer | LitePullConsumer | PullConsumer
+
+
+def push(w: World, **options: float) -> PushConsumer:
+    runtime = inline_runtime(w.network, w.clock)
+    consumer = PushConsumer("g", w.options(namesrv=NAMESRV, **options), runtime=runtime)
+    consumer.subscribe("T", Seen().handler)
+    return consumer
+
+
+def lite(w: World, **options: float) -> LitePullConsumer:
+    runtime = inline_runtime(w.network, w.clock)
+    given = w.options(namesrv=NAMESRV, **options)
+    return LitePullConsumer("g", given, runtime=runtime).subscribe("T")
+
+
+def classic(w: World, **options: float) -> PullConsumer:
+    runtime = inline_runtime(w.network, w.clock)
+    given = w.options(namesrv=NAMESRV, **options)
+    return PullConsumer("g", given, runtime=runtime).register_queue_listener("T")
+
+
+MAKES = pytest.mark.parametrize("make", [push, lite, classic])
+
+
+@asynccontextmanager
+async def nothing_there(root: Path) -> AsyncIterator[World]:
+    async with world(root) as w:
+        with none_left():
+            yield w
+
+
+async def servers_come(w: World) -> None:
+    await w.add_name_server()
+    await w.add_broker()
+    await w.add_topic("T")
+
+
+@MAKES
+async def test_a_start_waits_for_the_name_server(
+    tmp_path: Path, make: Callable[[World], Consumer], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with nothing_there(tmp_path) as w:
+        consumer = make(w)
+        starting = asyncio.ensure_future(consumer.start())
+        await w.clock.advance(seconds=25)
+        assert not starting.done()
+        waits = [r for r in caplog.records if "waits for a name server" in r.getMessage()]
+        assert len(waits) == 1  # logged once
+        await w.add_name_server()
+        await w.finish(starting)
+        assert consumer.state is ServiceState.RUNNING
+        await w.finish(consumer.stop())
+
+
+@MAKES
+async def test_a_start_that_failed_can_be_repeated(
+    tmp_path: Path, make: Callable[[World], Consumer]
+) -> None:
+    async with nothing_there(tmp_path) as w:
+        consumer = make(w)
+        before_ms = w.clock.now_ms()
+        with pytest.raises(NoNameServerError):
+            await w.finish(consumer.start())
+        assert 25_000 <= w.clock.now_ms() - before_ms <= 31_000
+        assert consumer.state is ServiceState.CREATE_JUST
+        await servers_come(w)
+        await w.finish(consumer.start())
+        await w.clock.advance(seconds=3)
+        await w.finish(consumer.stop())
+        assert str(consumer.state) == str(ServiceState.SHUTDOWN_ALREADY)
+
+
+@MAKES
+async def test_without_a_time_to_wait_a_start_fails_at_once(
+    tmp_path: Path, make: Callable[..., Consumer]
+) -> None:
+    async with nothing_there(tmp_path) as w:
+        consumer = make(w, start_timeout=0)
+        before_ms = w.clock.now_ms()
+        with pytest.raises(NoNameServerError):
+            await w.finish(consumer.start())
+        assert w.clock.now_ms() - before_ms < 1_000
+
+
+@MAKES
+async def test_a_cancelled_start_can_be_repeated_and_logs_no_traceback(
+    tmp_path: Path, make: Callable[[World], Consumer], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with nothing_there(tmp_path) as w:
+        await servers_come(w)
+        consumer = make(w)
+        for turns in range(25):
+            starting = asyncio.ensure_future(consumer.start())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if starting.done():
+                break
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await w.finish(starting)
+            assert consumer.state is ServiceState.CREATE_JUST
+        assert [r for r in caplog.records if r.exc_info or r.levelno >= logging.ERROR] == []
+        if consumer.state is ServiceState.CREATE_JUST:
+            await w.finish(consumer.start())
+        await w.finish(consumer.stop())
+
+
+async def test_run_waits_without_limit_and_ends_when_it_is_told(tmp_path: Path) -> None:
+    async with nothing_there(tmp_path) as w:
+        for comes in (False, True):
+            consumer, ended = push(w), asyncio.Event()
+            running = asyncio.ensure_future(consumer.run_until(ended))
+            await w.clock.advance(seconds=600)
+            assert not running.done()
+            if comes:
+                await servers_come(w)
+                assert consumer.state is ServiceState.RUNNING
+            ended.set()
+            await w.finish(running)
+            assert consumer.state is ServiceState.SHUTDOWN_ALREADY
