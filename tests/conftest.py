@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import defaultdict
 from pathlib import PurePosixPath
 
@@ -46,6 +47,9 @@ class FolderTimes:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Background jobs of a shell start with SIGINT ignored, and so would all children of tests.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(FolderTimes(), "folder-times")
     if os.environ.get("LEDGER") and not hasattr(config, "workerinput"):
         from tests.support.long_runs import LongRunRecorder

@@ -11,6 +11,9 @@ from skylark.wire.codes import CURRENT_VERSION, RequestCode
 from skylark.wire.command import Command
 from skylark.wire.frame import FrameBuffer, encode_frame
 
+#: Ends a test that hangs; a busy machine stays below it.
+DEADLINE_S = 60.0
+
 
 class RawClient:
     """One connection. ``send`` may be called from any thread."""
@@ -28,7 +31,7 @@ class RawClient:
         data = b"".join(map(encode_frame, requests))
         assert self._socket.send(data) == len(data)
 
-    async def answer(self, timeout_s: float = 10) -> Command:
+    async def answer(self, timeout_s: float = DEADLINE_S) -> Command:
         """The next answer, in order of arrival."""
         loop = asyncio.get_running_loop()
         async with LoopClock().timeout(timeout_s):
@@ -44,7 +47,7 @@ class RawClient:
 
     async def closed(self) -> None:
         """Wait until the other end has closed."""
-        async with LoopClock().timeout(10):
+        async with LoopClock().timeout(DEADLINE_S):
             while await asyncio.get_running_loop().sock_recv(self._socket, 1 << 20):
                 pass
 

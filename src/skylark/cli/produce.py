@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from skylark.client.public_names import MessageQueue
 
 PRODUCER_GROUP = "skylark-produce"
+#: Longer than that of the client library: a message sent again after a timeout may be stored twice.
+SEND_TIMEOUT_S = 15.0
 STDIN = "-"
 #: Messages sent concurrently, at most.
 PIECE_COUNT_MAX = 1_000
@@ -254,7 +256,7 @@ class _Sending:
 
         clock = LoopClock()
         due = clock.monotonic()
-        async with Producer(PRODUCER_GROUP, options) as producer:
+        async with Producer(PRODUCER_GROUP, options, send_timeout=SEND_TIMEOUT_S) as producer:
             if self.queue is not None:
                 self._how["queue"] = _chosen_queue(self.queue, await producer.queues(topic))
             async for piece in pieces:

@@ -35,7 +35,7 @@ from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import encode_body
 from skylark.wire.message import iter_records
 from tests.support.loops import on_both_loops
-from tests.support.raw_client import RawClient, pull_messages, send_message
+from tests.support.raw_client import DEADLINE_S, RawClient, pull_messages, send_message
 from tests.unit.broker.stored import stored, texts
 
 OLD_VERSION = 399
@@ -199,7 +199,7 @@ async def stopping_on_a_stuck_disk(
     try:
         stopping = asyncio.create_task(broker.stop())
         await until(lambda: broker.features.store.reader.shut_down)
-        assert await asyncio.to_thread(gate.wait_reached)
+        assert await asyncio.to_thread(gate.wait_reached, DEADLINE_S)
         yield stopping
     finally:
         gate.open()
@@ -222,7 +222,7 @@ async def test_a_name_server_of_the_same_loop_answers_while_the_store_is_synced(
     route = Command(code=RequestCode.GET_ROUTEINFO_BY_TOPIC, ext={"topic": "T"})
     async with stopping_on_a_stuck_disk(files, namesrvAddr=str(namesrv.address)) as stopping:
         for _ in range(10):
-            assert (await remoting.call(str(namesrv.address), route)).code == 17
+            assert (await remoting.call(str(namesrv.address), route, DEADLINE_S)).code == 17
         assert not stopping.done()
         assert files.exists(Path("/b/store/abort")), "not everything is on disk"
     await stopping
@@ -260,7 +260,7 @@ async def started_on(root: Path, port: int) -> Broker:
 
 async def until(condition: Any) -> None:
     clock = LoopClock()
-    async with clock.timeout(10):
+    async with clock.timeout(DEADLINE_S):
         while not condition():
             await clock.sleep(0.001)
 
@@ -287,7 +287,7 @@ async def test_a_name_server_of_the_same_loop_answers_during_a_long_recovery(
     route = Command(code=RequestCode.GET_ROUTEINFO_BY_TOPIC, ext={"topic": "T"})
     await until(lambda: plan.hits)
     for _ in range(10):
-        assert (await remoting.call(str(namesrv.address), route)).code == 17
+        assert (await remoting.call(str(namesrv.address), route, DEADLINE_S)).code == 17
     assert not starting.done()
     threading.Timer(0.01, gate.open).start()
     await starting

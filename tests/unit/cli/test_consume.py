@@ -205,6 +205,24 @@ def test_it_follows_until_it_is_stopped(shell: Shell, number: signal.Signals) ->
         assert running.stop(number) == (0, "", "")
 
 
+def test_ctrl_c_ends_it_also_as_a_background_job(shell: Shell) -> None:
+    """Its help says so; a shell starts background jobs with SIGINT ignored."""
+    shell.produce("x")
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+    program = f"{ignoring} os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    _, *words = command("--output", "json", "consume", shell.topic, *shell.at)
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *words],
+        env=environment(shell.home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        running = Following(process)
+        assert running.body() == "x"
+        assert running.stop(signal.SIGINT) == (0, "", "")
+
+
 def test_following_from_the_end(shell: Shell) -> None:
     shell.produce("before")
     with shell.following("--from", "latest", "--count", "1") as running:

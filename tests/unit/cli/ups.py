@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-TIMEOUT_S = 30
+#: Ends a test that hangs; a busy machine stays below it.
+TIMEOUT_S = 120
 FREE_PORTS = ("--namesrv-port", "0", "--broker-port", "0")
 
 

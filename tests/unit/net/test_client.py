@@ -341,7 +341,7 @@ async def test_a_thousand_connections_leave_nothing_behind() -> None:
         await asyncio.gather(*(each.call(address, Command(code=ECHO)) for each in clients))
         await asyncio.gather(*(each.close() for each in clients))
     del clients
-    async with LoopClock().timeout(10):
+    async with LoopClock().timeout(60):  # ends a test that hangs, also on a busy machine
         while len(closed) < 1000:
             await LoopClock().sleep(0.001)
     assert server.connections == set()

@@ -1,0 +1,19 @@
+"""What children of tests inherit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import signal
+print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+def test_children_can_be_interrupted() -> None:
+    """Also where this run is a background job of a shell, which starts with SIGINT ignored."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout == "True\n"
