@@ -110,7 +110,7 @@ async def test_sends_behind_a_stalled_append_are_refused() -> None:
             Path("/broker"),
             disk,
             osPageCacheBusyTimeOutMills="300",
-            waitTimeMillsInSendQueue="60000",  # other processes may keep the loop waiting
+            waitTimeMillsInSendQueue="1000",  # on a busy machine the loop itself may wait for less
             commitLogAllocateAhead="4096",
         ) as broker,
         clients(broker, 3) as (busy, other, third),
@@ -120,7 +120,7 @@ async def test_sends_behind_a_stalled_append_are_refused() -> None:
             other.send(send_message(), pull_messages())
             third.send(Command(code=RequestCode.HEART_BEAT, body=b'{"clientID":"c"}'))
 
-        thread = meanwhile(gate, act, 0.45)
+        thread = meanwhile(gate, act, 1.25)
         begun = LoopClock().monotonic()
         # The message does not fit into what is allocated: its append waits for the disk.
         disk.gate = gate
@@ -136,7 +136,7 @@ async def test_sends_behind_a_stalled_append_are_refused() -> None:
                 "[PCBUSY_CLEAN_QUEUE]broker busy, start flow control for a while, period in queue: "
             )
             waited_ms = int(remark.partition("queue: ")[2].partition("ms")[0])
-            assert 440 <= waited_ms <= elapsed_ms
+            assert 1_240 <= waited_ms <= elapsed_ms
         assert (await other.answer()).code == 0, "a pull may wait for longer"
         assert (await third.answer()).code == 0, "and a heartbeat"
         assert broker.features.overload.guard.refused_counts[Reason.PAGE_CACHE_BUSY] == 2
