@@ -36,7 +36,7 @@ from skylark.core.errors import (
     TopicNotExistError,
 )
 from skylark.core.names import IllegalNameError
-from skylark.spark.errors import DataLossError, find_error, full_text
+from skylark.spark.errors import DataLossError, WorkerStartError, find_error, full_text
 from skylark.spark.outages import OutageError
 
 _STREAM: Final = re.compile(r"terminated with exception: (.+)")
@@ -46,6 +46,7 @@ _CONDITION: Final = re.compile(r"\[([A-Z][A-Z_0-9.]+)\] ")
 _GENERAL: Final = re.compile(r"(?:Writing job (?:failed|aborted)|Job aborted)\.?")
 _CAUSE: Final = re.compile(r"^Caused by: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
 _TRACEBACK: Final = "Traceback (most recent call last):"
+_NO_WORKER: Final = "Python worker failed to connect back"
 _CRASH: Final = "Python worker exited unexpectedly"
 _MEMORY_HINT: Final = (
     "unset spark.executor.pyspark.memory, which limits each worker, or raise it; fewer cores per"
@@ -102,6 +103,11 @@ def translate_error(error: BaseException) -> SkylarkError:
         return _KINDS.get(found[0], ClientError)(found[1])
     if (raised := _raised_in_task(text)) is not None:
         return raised
+    if _NO_WORKER in text:
+        return WorkerStartError(
+            "a Python worker of Spark did not start in time",
+            hint="the machine is busy: run it again, or with fewer tasks at a time",
+        )
     condition = condition_of(error)
     line = next((line.strip() for line in text.splitlines() if line.strip()), condition)
     for inner in (_STREAM.search(line), _JAVA.search(text)):

@@ -24,6 +24,13 @@ class DataLossError(ClientError):
     """Messages that a query has not read yet are gone."""
 
 
+class WorkerStartError(ClientError):
+    """A Python worker of Spark has not started in time: the machine is busy. A retry may succeed.
+
+    Spark waits 10 seconds for a worker of a streaming source, and no setting changes that.
+    """
+
+
 def queue_name(queue: MessageQueue) -> str:
     """The text for a queue in errors and logs."""
     return f"topic {queue.topic}, broker {queue.broker_name}, queue {queue.queue_id}"

@@ -22,7 +22,8 @@ JOBS: Final = {
         "skylark.cli.job.mirror_commands:command", "Copy a topic to another cluster."
     ),
     "redrive": LazyCommand(
-        "skylark.cli.job.redrive_commands:command", "Send dead letters of a group again."
+        "skylark.cli.job.redrive_commands:command",
+        "Send dead letters of a group again (without Spark).",
     ),
     "replay": LazyCommand(
         "skylark.cli.job.replay_commands:command", "Send archived messages to a topic again."

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 def command(
     ctx: click.Context, /, tags: tuple[str, ...], keys: tuple[str, ...], **given: Any
 ) -> None:
-    """Send dead letters of a group again.
+    """Send dead letters of a group again, without Spark.
 
     Only GROUP gets them, as retries. A run continues where the last one ended, and sends no dead
     letter twice.

@@ -34,7 +34,7 @@ from skylark.spark.jobs.job_runner import (
     Report,
     StreamJobOptions,
     checkpoint_state,
-    follow_query,
+    run_query,
     with_trigger,
 )
 from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans
@@ -110,11 +110,8 @@ def run(
             .queryName(f"archive of {', '.join(options.topics)}")
         )
         writer = with_trigger(writer, options.interval_ms)
-        if options.format == "iceberg":
-            query = writer.toTable(options.output)
-        else:
-            query = writer.start(options.output)
-        totals = follow_query(query, report, stop)
+        start = writer.toTable if options.format == "iceberg" else writer.start
+        totals = run_query(lambda: start(options.output), report, stop)
     return ArchiveSummary(
         output=options.output,
         checkpoint=options.checkpoint_folder,

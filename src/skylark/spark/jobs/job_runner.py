@@ -13,6 +13,7 @@ that is done.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from pyspark.sql.utils import is_remote
 from skylark.core.clock import SystemClock, TimeSource
 from skylark.core.names import LOCAL_NAMESRV, NAMESRV_VARIABLES, resolve_namesrv
 from skylark.spark.error_translation import is_spark_error, translate_errors
+from skylark.spark.errors import WorkerStartError
 from skylark.spark.lag_listener import progress_offsets, queue_lags
 from skylark.spark.sink.row_properties import RESERVED_NAMES, RESERVED_PREFIXES
 from skylark.spark.source.stream_offset import StreamOffset, decode_offset
@@ -43,6 +45,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 POLL_S: Final = 1
+#: How often a query is started whose Python worker does not start in time.
+WORKER_STARTS: Final = 5
+
+logger = logging.getLogger(__name__)
 
 
 class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,6 +241,21 @@ def with_trigger(writer: DataStreamWriter, interval_ms: int | None) -> DataStrea
     if interval_ms is None:
         return writer.trigger(availableNow=True)
     return writer.trigger(processingTime=f"{interval_ms} milliseconds")
+
+
+def run_query(
+    start: Callable[[], StreamingQuery], report: Report, stop: Event | None = None
+) -> StreamTotals:
+    """Start a query and follow it to its end; see :func:`follow_query`.
+
+    A query whose Python worker has not started in time is started again: it has done nothing yet.
+    """
+    for _ in range(WORKER_STARTS - 1):
+        try:
+            return follow_query(start(), report, stop)
+        except WorkerStartError as error:
+            logger.warning("starting the query again: %s", error)
+    return follow_query(start(), report, stop)
 
 
 def follow_query(

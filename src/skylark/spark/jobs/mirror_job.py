@@ -54,7 +54,7 @@ from skylark.spark.jobs.job_runner import (
     StreamJobOptions,
     checkpoint_offset,
     cluster_options,
-    follow_query,
+    run_query,
     user_properties,
     with_trigger,
 )
@@ -189,7 +189,7 @@ def run(
             .queryName(f"mirror {options.topic} to {clusters.to_cluster}")
         )
         writer = with_trigger(writer, options.interval_ms)
-        totals = follow_query(writer.start(), report, stop)
+        totals = run_query(writer.start, report, stop)
     return MirrorSummary(
         topic=options.topic,
         from_cluster=clusters.from_cluster,

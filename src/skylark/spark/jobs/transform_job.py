@@ -31,7 +31,7 @@ from skylark.spark.jobs.job_runner import (
     StreamJobOptions,
     checkpoint_offset,
     cluster_options,
-    follow_query,
+    run_query,
     with_trigger,
 )
 from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans, topic_route
@@ -43,6 +43,7 @@ from skylark.spark.source.source_options import source_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 VIEW: Final = "input"
 Delivery = Literal["at-least-once", "exactly-once"]
@@ -137,9 +138,12 @@ def run(
             .queryName(f"transform {options.topic} to {options.to_topic}")
         )
         writer = with_trigger(writer, options.interval_ms)
-        with _sql_errors():
-            query = writer.start()
-        totals = follow_query(query, report, stop)
+
+        def start() -> StreamingQuery:
+            with _sql_errors():
+                return writer.start()
+
+        totals = run_query(start, report, stop)
     return TransformSummary(
         topic=options.topic,
         to_topic=options.to_topic,

@@ -27,8 +27,8 @@ from pyspark.sql import SparkSession
 from skylark.core.clock import SystemClock, TimeSource
 from skylark.core.errors import ConfigError, SkylarkError
 from skylark.spark.error_translation import translate_pipeline_errors
-from skylark.spark.errors import DataLossError
-from skylark.spark.jobs.job_runner import JobProgress, follow_query
+from skylark.spark.errors import DataLossError, WorkerStartError
+from skylark.spark.jobs.job_runner import WORKER_STARTS, JobProgress, follow_query
 from skylark.spark.pipelines.last_run import LastRun, write_last_run
 from skylark.spark.pipelines.pipeline_file import Pipeline, PipelineFile, Trigger
 from skylark.spark.pipelines.pipeline_start import file_checkpoints
@@ -152,6 +152,7 @@ class _Supervised:
         self._clock = clock
         self._asked = threading.Event()
         self._failures = 0  # in a row
+        self._slow_starts = 0  # in a row, of Python workers
         self._restart_at: float | None = None
         default = "isolate" if trigger.available_now else "restart"
         self._on_failure = pipeline.restart.on_failure or default
@@ -201,7 +202,12 @@ class _Supervised:
         )
         self._failures = 1 if last.rows else self._failures + 1
         policy = self._pipeline.restart
-        if last.state != "failed" or outcome.is_final or self._on_failure != "restart":
+        self._slow_starts = self._slow_starts + 1 if outcome.is_slow_start else 0
+        if 0 < self._slow_starts < WORKER_STARTS:
+            logger.warning("starting pipeline %s again: %s", last.pipeline, last.problem)
+            self._failures -= 1
+            self.start(self._asked)
+        elif last.state != "failed" or outcome.is_final or self._on_failure != "restart":
             self._write(last.state)
         elif self._failures > policy.limit:
             logger.error("pipeline %s failed %d times in a row", last.pipeline, self._failures)
@@ -230,6 +236,7 @@ class _Outcome(NamedTuple):
 
     run: PipelineRun
     is_final: bool = False  #: it failed in a way that a restart does not mend
+    is_slow_start: bool = False  #: a Python worker of Spark did not start in time
 
 
 def _start(
@@ -270,7 +277,11 @@ def _follow(
             lag=last.lag,
             problem=" ".join(str(error).split()),
         )
-        return _Outcome(run, isinstance(error, (ConfigError, DataLossError)))
+        return _Outcome(
+            run,
+            isinstance(error, (ConfigError, DataLossError)),
+            isinstance(error, WorkerStartError),
+        )
     run = PipelineRun(
         pipeline=pipeline.name,
         state="stopped" if totals.stopped else "done",

@@ -58,6 +58,7 @@ from skylark.spark.option_table import (
     text_of,
     whole,
 )
+from skylark.spark.source.source_options import OPTIONS as SOURCE_OPTIONS
 
 BATCH_BYTES_MAX: Final = 3 << 20  # with its properties a batch must stay below maxMessageSize
 IMMUNITY_SEC_MAX: Final = 7 * 86_400
@@ -146,7 +147,11 @@ def read_sink_options(
     given: Mapping[str, str], environ: Mapping[str, str] | None = None
 ) -> SinkOptions:
     """Parse the options that Spark passes; raises ConfigError."""
-    values = read_options(given, OPTIONS)
+    # INSERT INTO a view passes the options of the view, which are those of a source.
+    ours = {key.lower() for option in OPTIONS for key in (option.name, *option.aliases)}
+    of_source = {key.lower() for each in SOURCE_OPTIONS for key in (each.name, *each.aliases)}
+    kept = {key: text for key, text in given.items() if key.lower() not in of_source - ours}
+    values = read_options(kept, OPTIONS)
     try:
         connection = make_connection(values, environ)
     except ConfigError as error:

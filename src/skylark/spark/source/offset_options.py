@@ -75,9 +75,11 @@ def ending_position(text: str) -> Position:
     """Parse ``endingOffsets``; raises ValueError."""
     if text.lower() == "latest":
         return Named.LATEST
+    if (found := _RELATIVE.fullmatch(text)) is not None:
+        return Ago(duration_ms(found[1]))
     if text.startswith("{"):
         return Offsets(_offsets(text, least=-1))
-    raise ValueError(f"it must be latest or {_SYNTAX}")
+    raise ValueError(f"it must be latest, a time ago such as -1h, or {_SYNTAX}")
 
 
 def _offsets(text: str, *, least: int) -> dict[MessageQueue, int | Named]:

@@ -204,6 +204,12 @@ def source_options(
 ) -> SourceOptions:
     """Parse the options of a query and check them as a whole; raises ConfigError."""
     values = read_options(given, OPTIONS)
+    if not values:
+        raise ConfigError(
+            "the source got no options: Spark does not pass those of a table to this statement",
+            hint="read a view, CREATE TEMPORARY VIEW v USING rocketmq OPTIONS (topic '...', ...),"
+            ' or use spark.read.format("rocketmq").option(...)',
+        )
     if streaming:
         for name in _BATCH_ONLY:
             if name in values:

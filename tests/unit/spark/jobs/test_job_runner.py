@@ -8,16 +8,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from pyspark.errors import (
-    StreamingQueryException,
-)
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from skylark.core.errors import (
     ConfigError,
     SkylarkError,
 )
-from skylark.spark.jobs.job_runner import JobProgress, cluster_options, follow_query, stream_lag
+from skylark.spark.errors import WorkerStartError
+from skylark.spark.jobs.job_runner import (
+    JobProgress,
+    cluster_options,
+    follow_query,
+    run_query,
+    stream_lag,
+)
 from skylark.testing.virtual_clock import VirtualClock
 
 
@@ -149,3 +154,29 @@ def test_the_cluster_comes_from_the_argument_the_environment_or_is_local(
     assert cluster_options(url) == {"nameServer": url}
     with pytest.raises(ConfigError, match="name server from argument"):
         cluster_options("c:port")
+
+
+def test_a_query_whose_python_worker_is_late_is_started_again() -> None:
+    late = PySparkException("Python worker failed to connect back.")
+    started: list[int] = []
+
+    class Late:
+        lastProgress = None
+
+        def __init__(self, is_late: bool) -> None:
+            self._is_late = is_late
+
+        def awaitTermination(self, timeout: float) -> bool:
+            if self._is_late:
+                raise late
+            return True
+
+    def start(late_count: int) -> StreamingQuery:
+        started.append(1)
+        return cast("StreamingQuery", Late(len(started) <= late_count))
+
+    assert run_query(lambda: start(4), lambda _: None).rows == 0
+    assert len(started) == 5
+    started.clear()
+    with pytest.raises(WorkerStartError, match=r"did not start in time: the machine is busy"):
+        run_query(lambda: start(5), lambda _: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,7 +70,14 @@ def test_rates_are_per_minute_and_skew_is_against_the_mean() -> None:
         queues=queues,
     )
     assert report.rows_per_minute == 20
-    assert report.peak_per_minute == 444
+    assert report.peak_per_minute == 40  # both spans are in one minute, and it is not 12 x 37
+    spread = (Span(start_ms=n * 5_000, rows=n) for n in range(20))
+    assert msgspec.structs.replace(report, spans=tuple(spread)).peak_per_minute == sum(range(8, 20))
+    hours = (Span(start_ms=n * 3_600_000, rows=60 * n) for n in range(3))
+    report_of_days = msgspec.structs.replace(report, width_s=3_600, spans=tuple(hours))
+    assert report_of_days.peak_per_minute == 2
+    second = msgspec.structs.replace(report, last_ms=1_000)
+    assert (second.rows_per_minute, second.peak_per_minute) == (40, 40)
     assert report.queue_skew == 1.5
     nothing = TopicReport(topic="T", made_ms=0)
     figures = (nothing.rows_per_minute, nothing.peak_per_minute, nothing.queue_skew)

@@ -20,6 +20,7 @@ from skylark.spark.pipelines.pipeline_file import Pipeline, PipelineFile, load
 from skylark.spark.pipelines.pipeline_runner import PipelineRun, run_pipelines
 
 BURST = PySparkException("Traceback (most recent call last):\n  File x\nRuntimeError: it burst")
+SLOW = PySparkException("Python worker failed to connect back.")
 WRONG = PySparkException("skylark.core.errors.ConfigError: a mistake")
 LOST = PySparkException("skylark.spark.errors.DataLossError: 3 messages are gone")
 
@@ -153,6 +154,16 @@ def test_the_default_restarts_endless_pipelines_only(world: World) -> None:
     found = world.run(document, stop)
     assert (found["bad"].state, found["good"].state) == ("stopped", "stopped")
     assert found["bad"].problem is not None  # it was about to be restarted
+
+
+def test_a_python_worker_that_does_not_start_in_time(world: World) -> None:
+    world.failures["slow"] = [SLOW] * 4
+    found = world.run(world.file(slow="on_failure: isolate"), now=True)["slow"]
+    assert (found.state, found.restarts, world.starts.count("slow")) == ("done", 0, 5)
+    world.failures["slow"] = [SLOW] * 5
+    found = world.run(world.file(slow="on_failure: isolate"), now=True)["slow"]
+    assert found.state == "failed"
+    assert "a Python worker of Spark did not start in time" in str(found.problem)
 
 
 @pytest.mark.parametrize("failure", [WRONG, LOST])

@@ -315,6 +315,13 @@ def test_an_insert_without_options_is_an_error_with_a_hint() -> None:
         plan_rows({"body": "binary"}, found, has_options=False)
 
 
+def test_an_insert_into_a_view_has_the_options_of_the_view() -> None:
+    given = {"nameserver": "h:1", "topic": "T", "columns": "body,keys", "startingoffsets": "latest"}
+    assert read_sink_options(given, {}).topic == "T"
+    with pytest.raises(ConfigError, match=r"option colums is unknown"):
+        read_sink_options({"nameserver": "h:1", "topic": "T", "colums": "body"}, {})
+
+
 def test_secrets_are_not_shown() -> None:
     given = {"nameserver": "h:1", "topic": "T", "accesskey": "ak", "secretkey": "hidden"}
     assert "hidden" not in repr(read_sink_options(given, {}))

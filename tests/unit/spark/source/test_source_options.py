@@ -84,7 +84,7 @@ def test_keys_that_spark_adds_are_ignored() -> None:
         ({"startingoffsets": '{"T":{"a":{"0":-4}}}'}, "JSON like .* with offsets from -3"),
         ({"startingoffsets": '{"T":{"a":{"x":1}}}'}, "JSON like"),
         ({"startingoffsets": '{"T":1}'}, "JSON like"),
-        ({"endingoffsets": "earliest"}, "it must be latest or"),
+        ({"endingoffsets": "earliest"}, "it must be latest, a time ago"),
         ({"startingtimestamp": "noon"}, "milliseconds since 1970 or a time such as"),
         ({"minpartitions": "0"}, "a whole number from 1 to"),
         ({"pullmaxbytes": "much"}, "a size such as"),
@@ -130,7 +130,15 @@ def test_there_must_be_a_topic_and_a_name_server() -> None:
     assert found.connection.name_server == "h:1"
 
 
+def test_a_statement_that_lost_the_options_of_its_table() -> None:
+    for given in ({}, {"provider": "rocketmq", "owner": "me", "option.x": "1"}):
+        with pytest.raises(ConfigError, match=r"got no options.*of a table.*TEMPORARY VIEW"):
+            source_options(given, streaming=False, environ={"ROCKETMQ_NAMESRV_ADDR": "h:1"})
+
+
 def test_positions() -> None:
+    given = {"topic": "T", "nameserver": "h:1", "endingoffsets": "-1h"}
+    assert source_options(given, streaming=False, environ={}).end == Ago(3_600_000)
     assert options(startingoffsets="-10m").start == Ago(600_000)
     assert options(startingoffsets="Group").start is Named.GROUP
     assert options(startingtimestamp="1700000000000", startingoffsets="latest").start == At(
