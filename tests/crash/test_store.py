@@ -15,7 +15,8 @@ import pytest
 from tests.support.store_kills import MODES, Mode, cut_everywhere, kill_run, killed_note
 from tests.support.store_power import power_run, summary
 
-pytestmark = pytest.mark.crash
+#: The limit of a single test would end a long series on a busy machine.
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(2 * 3600)]
 
 KILL_SEEDS = range(1, 46)
 KILLS_PER_SEED = 5

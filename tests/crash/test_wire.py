@@ -15,7 +15,8 @@ from tests.support.loops import on_both_loops
 from tests.support.mutations import mutated_frames, swallow
 from tests.support.storm import resident_size, storm
 
-pytestmark = pytest.mark.crash
+#: The limit of a single test would end a long series on a busy machine.
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(2 * 3600)]
 
 MEMORY_SEEDS = range(1, 101)
 MEMORY_FRAMES = 10_000
