@@ -15,12 +15,13 @@ import pytest
 
 from skylark.replication.slave import SlavePhase
 from skylark.store.config import BrokerRole, FlushDiskType
+from skylark.store.inspection.store_check import check_store as check_files
 from skylark.store.message_store import MessageStore
 from skylark.store.store_results import PutResult, PutStatus
 from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork
-from tests.support.store_machine import check_store
+from tests.support.store_machine import ROOT, check_store
 from tests.unit.replication.sites import QUEUES, Site, log_bytes, site
 
 SEEDS = 8
@@ -41,6 +42,7 @@ class Run:
         self.master_disk = FaultyFileSystem(FaultPlan(seed + 1))
         self.slave_disk = FaultyFileSystem(FaultPlan(seed + 2))
         self.acknowledged: list[tuple[int, bytes]] = []  # log offset and body
+        self.slave_has_from = 0  # number of the first of these that came after its last power loss
         self.crashes = 0
 
     async def start(self) -> None:
@@ -74,6 +76,7 @@ class Run:
         self.place.abandon(self.slave)
         self.slave_disk = self.slave_disk.power_loss()
         self.slave_disk.capacity = CAPACITY  # no store opens on a full disk
+        self.slave_has_from = len(self.acknowledged)
         self.start_slave()
 
     def put(self) -> None:
@@ -122,6 +125,15 @@ def bodies_at(store: MessageStore, offsets: list[tuple[int, bytes]]) -> bool:
     return True
 
 
+def check_diverged_slave(run: Run) -> None:
+    """It has kept what was acknowledged, perhaps as the only one, and its files are sound."""
+    assert run.client.slave.divergence is not None
+    assert bodies_at(run.slave, run.acknowledged[run.slave_has_from :])
+    run.place.abandon(run.slave)
+    report = check_files(ROOT, files=run.slave_disk.kill())
+    assert (report.errors, report.log_end) == (0, run.slave.log.max_offset)
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_what_was_acknowledged_is_on_both_or_the_slave_says_that_it_diverged(
     seed: int,
@@ -136,6 +148,7 @@ async def test_what_was_acknowledged_is_on_both_or_the_slave_says_that_it_diverg
             if run.client.slave.phase is SlavePhase.DIVERGED:
                 assert not run.synchronous
                 assert not log_bytes(run.master).startswith(log_bytes(run.slave))
+                check_diverged_slave(run)
                 return
             assert run.client.slave.phase is SlavePhase.FOLLOWING
             assert run.plan.hit_count > 10

@@ -72,7 +72,8 @@ class _SlaveLink(asyncio.Protocol):
         self._pacer = ReadPacer()
         self._leases: list[Lease] = []
         self._is_paused = False
-        self.number = -1  # not accepted
+        self.number = -1  # of the connection; -1: not accepted
+        self.address = "?"
 
     # Called by the transport
 
@@ -80,8 +81,9 @@ class _SlaveLink(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's have no common class
         self._transport.set_write_buffer_limits(high=0)  # resume_writing: all bytes are sent
         peer = transport.get_extra_info("peername")
-        address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "?"
-        self._server.joined(self, address)
+        if isinstance(peer, tuple):
+            self.address = f"{peer[0]}:{peer[1]}"
+        self._server.joined(self)
 
     def data_received(self, data: bytes) -> None:
         if self.number < 0:
@@ -121,7 +123,7 @@ class _SlaveLink(asyncio.Protocol):
 
     def abort(self, reason: str) -> None:
         """Close at once."""
-        logger.warning("closing the connection to slave %s: %s", self.number, reason)
+        logger.warning("closing the connection to slave %s: %s", self.address, reason)
         if self._transport is not None:
             self._transport.abort()
 
@@ -233,16 +235,16 @@ class HaServer:
         if not self._is_stopping:
             self._handle(self._log_changed())
 
-    def joined(self, link: _SlaveLink, address: str) -> None:
+    def joined(self, link: _SlaveLink) -> None:
         """A connection was accepted."""
         if self._is_stopping or len(self._links) >= self._slaves_max:
-            link.abort(f"{address} is beyond the limit of {self._slaves_max} slaves")
+            link.abort(f"it is beyond the limit of {self._slaves_max} slaves")
             return
         link.number = next(self._numbers)
         self._links[link.number] = link
-        logger.info("slave %s connected from %s", link.number, address)
+        logger.info("slave %s connected", link.address)
         self._handle(self._log_changed())
-        self._handle(SlaveJoined(link.number, address))
+        self._handle(SlaveJoined(link.number, link.address))
 
     def reported(self, link: _SlaveLink, log_end: int) -> None:
         """A slave reported the end of its log."""

@@ -125,9 +125,8 @@ class ConfigFiles:
         """Replace the file durably; its previous version becomes the backup."""
         content = file.encode(table)
         if not self._directory_is_durable:
-            # A process that was killed before its sync may have created it.
+            # Also if it exists: a process that was killed before its sync may have created it.
             self._files.make_directories(self._directory, durable=True)
-            self._files.sync_directory(self._directory.parent)
             self._directory_is_durable = True
         self._files.write_atomic(self._directory / file.name, content)
 

@@ -249,6 +249,21 @@ async def test_one_slave_too_many_is_turned_away(caplog: pytest.LogCaptureFixtur
         await server.stop()
 
 
+async def test_the_log_names_a_slave_by_its_address(caplog: pytest.LogCaptureFixture) -> None:
+    """The number of a connection would be taken for a broker id."""
+    async with site() as place:
+        with caplog.at_level(logging.INFO, "skylark.replication.ha_server"):
+            server = await place.serve(place.store(MASTER))
+            peer = await connect(place)
+            await place.clock.drain()
+            assert peer.transport is not None
+            host, port = peer.transport.get_extra_info("sockname")
+            await place.stop(server)
+        assert f"slave {host}:{port} connected" in caplog.messages
+        text = f"closing the connection to slave {host}:{port}: the master stops"
+        assert text in caplog.messages
+
+
 async def test_a_stopped_server_lets_nobody_wait() -> None:
     async with site() as place:
         master = place.store(SYNC)

@@ -371,3 +371,17 @@ def test_scalars() -> None:
 def test_what_has_no_form_is_our_mistake() -> None:
     with pytest.raises(LocalProtocolError, match="bytes has no JSON form"):
         pretty({"a": b"x"})
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_what_is_saved_first_survives_with_its_directory(exists: bool) -> None:
+    """The name of ``config`` is synced, also if a process that was killed has made it."""
+    directory = Path("/store/config")
+    for seed in range(20):
+        disk = FaultyFileSystem(FaultPlan(seed), write_back_probability=0.0)
+        disk.make_directories(directory.parent, durable=True)
+        if exists:
+            disk.create_directory(directory)
+            disk = disk.kill()
+        ConfigFiles(disk, directory).save(CONSUMER_OFFSETS, offsets(1))
+        assert ConfigFiles(disk.power_loss(), directory).load(CONSUMER_OFFSETS) == offsets(1)
