@@ -57,7 +57,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple, cast
 
@@ -275,10 +274,14 @@ class Broker:
                 logger.exception("the broker did not stop cleanly: %s", error, exc_info=error)
             raise last from None
 
-    async def announced(self, timeout_s: float) -> None:
-        """Wait until the name servers have heard of this broker, or until the time is up."""
-        with suppress(TimeoutError):
-            await self._clock.wait_for(self.features.registration.announced(), timeout_s)
+    @property
+    def is_ready(self) -> bool:
+        """Whether clients should be let in; see :attr:`Registration.is_ready`."""
+        return self._features is not None and self.features.registration.is_ready
+
+    async def ready(self) -> None:
+        """Wait until :attr:`is_ready`: a name server has answered, or 3 s are over."""
+        await self.features.registration.ready()
 
     def clock_advanced(self, from_ms: int, to_ms: int, clients_alive: bool) -> None:
         """Hook for ``VirtualClock.on_advance``: no client counts as gone because of the jump."""

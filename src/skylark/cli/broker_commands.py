@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     import asyncio
 
     from skylark.broker.config import BrokerConfig
-
-#: How long the ready line waits for name servers that do not respond.
-ANNOUNCED_TIMEOUT_S: Final = 3.0
 
 
 @click.command("broker")
@@ -79,7 +76,7 @@ async def _serve(config: BrokerConfig, given: dict[str, str], stop: asyncio.Even
 
     broker = Broker(config, given=given)
     await broker.start()
-    await run_until(broker.announced(ANNOUNCED_TIMEOUT_S), stop)
+    await run_until(broker.ready(), stop)
     if not stop.is_set():
         click.echo(f"ready {config.broker_name}={broker.address}")
         await stop.wait()

@@ -146,13 +146,13 @@ async def test_it_is_registered_while_it_runs(tmp_path: Path) -> None:
         await namesrv.stop()
 
 
-async def test_whoever_waits_until_it_is_announced_finds_it(tmp_path: Path) -> None:
+async def test_whoever_waits_until_it_is_ready_finds_it(tmp_path: Path) -> None:
     name_server = NameServer(NamesrvConfig(listen_port=0))
     await name_server.start()
     try:
         broker = broker_of(tmp_path, namesrvAddr=str(name_server.address))
         async with running(broker):
-            await broker.announced(timeout_s=30)
+            await broker.ready()
             assert set(broker.features.registration.states.values()) == {True}
     finally:
         await name_server.stop()
@@ -162,7 +162,9 @@ async def test_a_name_server_that_says_nothing_is_waited_for_so_long_only(tmp_pa
     with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and never answers
         broker = broker_of(tmp_path, namesrvAddr=f"127.0.0.1:{silent.getsockname()[1]}")
         async with running(broker):
-            await broker.announced(timeout_s=0.05)
+            is_ready = [broker.is_ready]
+            await broker.ready()
+            assert [*is_ready, broker.is_ready] == [False, True]
             assert set(broker.features.registration.states.values()) == {None}
 
 

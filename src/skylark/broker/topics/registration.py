@@ -34,7 +34,7 @@ import msgspec
 
 from skylark.broker.config import MASTER_ID, BrokerConfig
 from skylark.broker.live_settings import LiveSettings
-from skylark.broker.topics.registration_plan import Announcement, RegistrationPlan
+from skylark.broker.topics.registration_plan import ANSWER_MS, Announcement, RegistrationPlan
 from skylark.broker.topics.topic_table import TopicChange, TopicTable
 from skylark.core.clock import Clock, TimerHandle
 from skylark.core.errors import SkylarkError, broker_error
@@ -103,6 +103,8 @@ class Registration:
             tuple[int, asyncio.Future[None]]
         ] = []  # until so many changes are announced
         self._running = False
+        self._started_ms = 0
+        self._ready = asyncio.Event()
         self._master_check_ms = 0
 
     # --- start and stop ---
@@ -110,6 +112,7 @@ class Registration:
     async def start(self) -> None:
         """Begin to register; returns before any name server has answered."""
         self._running = True
+        self._started_ms = self._clock.steady_ms()
         self._topics.changes.subscribe(self._topics_changed)
         self._step()
         if not self._plan.states:
@@ -120,20 +123,33 @@ class Registration:
     async def stop(self) -> None:
         """Unregister from every name server that can be reached; takes 3 s at most."""
         self._running = False
-        self._wake_waiting()
+        self._wake_waiting(self._clock.steady_ms())
+        self._ready.set()
         if self._timer is not None:
             self._timer.cancel()
         await self._tasks.cancel_and_wait()
         reachable = [a for a in self._plan.states if self._client.connected(a)]
         await asyncio.gather(*map(self._unregister, reachable))
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether clients should be let in: a name server knows this broker.
+
+        Also if there is none, or if none has answered for a while: clients may know the address.
+        """
+        return self._ready.is_set()
+
+    async def ready(self) -> None:
+        """Wait until :attr:`is_ready`, 3 s at most."""
+        await self._ready.wait()
+
     async def announced(self) -> None:
         """Wait until the name servers know the topics as they are now.
 
-        Waits no longer than the timeout of one request for name servers that do not answer.
+        Waits no longer than 3 s for name servers that do not answer.
         """
-        change_count = self._plan.change_count
-        if self._running and not self._plan.announced_to_all(change_count):
+        change_count, now_ms = self._plan.change_count, self._clock.steady_ms()
+        if self._running and not self._plan.announced_to_all(change_count, now_ms):
             waiter = asyncio.get_running_loop().create_future()
             self._waiting.append((change_count, waiter))
             await waiter
@@ -184,13 +200,27 @@ class Registration:
             self._master_check_ms = now_ms + MASTER_CHECK_MS
             for address in self._plan.registered:
                 self._tasks.spawn(self._check_for_master(address), name=f"master at {address}")
-        self._wake_waiting()
+        self._wake_waiting(now_ms)
+        self._check_ready(now_ms)
         self._arm(now_ms)
 
-    def _wake_waiting(self) -> None:
+    def _check_ready(self, now_ms: int) -> None:
+        if self.is_ready:
+            return
+        if self._plan.registered or not self._plan.states:
+            self._ready.set()
+        elif now_ms >= self._started_ms + ANSWER_MS:
+            logger.warning(
+                "no name server has answered for %s s, clients find no route to this broker: %s",
+                ANSWER_MS // 1000,
+                ", ".join(self._plan.states),
+            )
+            self._ready.set()
+
+    def _wake_waiting(self, now_ms: int) -> None:
         waiting, self._waiting = self._waiting, []
         for change_count, waiter in waiting:
-            if self._running and not self._plan.announced_to_all(change_count):
+            if self._running and not self._plan.announced_to_all(change_count, now_ms):
                 self._waiting.append((change_count, waiter))
             elif not waiter.done():
                 waiter.set_result(None)
@@ -198,8 +228,12 @@ class Registration:
     def _arm(self, now_ms: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        due_ms = self._plan.next_due_ms()
-        wait_ms = CHECK_MS if due_ms is None else max(0, min(CHECK_MS, due_ms - now_ms))
+        times = [now_ms + CHECK_MS, self._plan.next_due_ms()]
+        if not self.is_ready:
+            times.append(self._started_ms + ANSWER_MS)
+        if self._waiting:
+            times.append(self._plan.overdue_ms(now_ms))
+        wait_ms = max(0, min(it for it in times if it is not None) - now_ms)
         self._timer = self._clock.call_later(wait_ms / 1000, self._step)
 
     def _follow_settings(self, now_ms: int) -> None:

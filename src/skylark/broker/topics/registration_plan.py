@@ -39,6 +39,8 @@ FIRST_ROUND_MS: Final = 10_000
 RETRY_MS_FIRST: Final = 1_000
 RETRY_MS_MOST: Final = 10_000
 SEEK_MS: Final = 3_000
+#: After so long without an answer, nothing waits for a name server any more.
+ANSWER_MS: Final = 3_000
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +62,8 @@ class _NameServer(msgspec.Struct, eq=False):
     registered: bool | None = None  # None: not tried yet
     topics: dict[str, TopicConfig] = {}
     failure_count: int = 0  # since the last success
-    sent_count: int = 0  # changes that the last announcement covered
+    sent_ms: int = 0  # when the last announcement was sent
+    sent_count: int = 0  # changes that it covered
     acknowledged_count: int = -1  # changes that the name server has taken
 
 
@@ -162,7 +165,7 @@ class RegistrationPlan:
             else:
                 continue
             server.topics.clear()
-            server.sent_count = self.change_count
+            server.sent_ms, server.sent_count = now_ms, self.change_count
             self._in_flight.add(address)
         return announcements
 
@@ -186,12 +189,23 @@ class RegistrationPlan:
 
     # --- reading ---
 
-    def announced_to_all(self, change_count: int) -> bool:
-        """Whether so many changes have reached all name servers that answer."""
+    def announced_to_all(self, change_count: int, now_ms: int) -> bool:
+        """Whether so many changes have reached all name servers that answer in time."""
         return all(
-            server.failure_count > 0 or server.acknowledged_count >= change_count
-            for server in self._servers.values()
+            server.failure_count > 0
+            or server.acknowledged_count >= change_count
+            or (address in self._in_flight and now_ms >= server.sent_ms + ANSWER_MS)
+            for address, server in self._servers.items()
         )
+
+    def overdue_ms(self, now_ms: int) -> int | None:
+        """When the next of the outstanding answers that are in time will not be any more."""
+        limits = [
+            server.sent_ms + ANSWER_MS
+            for address, server in self._servers.items()
+            if address in self._in_flight
+        ]
+        return min((limit for limit in limits if limit > now_ms), default=None)
 
     @property
     def states(self) -> dict[str, bool | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skylark.broker.topics.registration_plan import Announcement, RegistrationPlan
+from skylark.broker.topics.registration_plan import ANSWER_MS, Announcement, RegistrationPlan
 from skylark.wire.bodies.config import TopicConfig
 
 A, B = "10.0.0.1:9876", "10.0.0.2:9876"
@@ -179,28 +179,46 @@ def test_without_force_a_name_server_is_asked_first_unless_it_cannot_know() -> N
 def test_a_change_is_announced_when_all_servers_that_answer_have_it() -> None:
     plan = RegistrationPlan(period_ms=30_000)
     plan.set_servers([A, B], START)
-    assert not plan.announced_to_all(0)
+    assert not plan.announced_to_all(0, START)
     plan.due(START)
     plan.done(whole(A), START, succeeded=True)
-    assert not plan.announced_to_all(0)
+    assert not plan.announced_to_all(0, START)
     plan.done(whole(B), START, succeeded=False)
-    assert plan.announced_to_all(0)  # B does not answer
+    assert plan.announced_to_all(0, START)  # B does not answer
     plan.topics_changed([topic("T")])
-    assert not plan.announced_to_all(plan.change_count)
+    assert not plan.announced_to_all(plan.change_count, START)
     plan.due(START + 1)
     plan.topics_changed([topic("U")])  # too late for what is under way
     plan.done(part(A, "T"), START + 2, succeeded=True)
-    assert plan.announced_to_all(1)
-    assert not plan.announced_to_all(2)
+    assert plan.announced_to_all(1, START)
+    assert not plan.announced_to_all(2, START)
     plan.due(START + 2)
     plan.done(part(A, "U"), START + 3, succeeded=True)
-    assert plan.announced_to_all(2)
+    assert plan.announced_to_all(2, START)
     plan.connection_lost(A, START + 4)
-    assert not plan.announced_to_all(2)  # it has forgotten everything
+    assert not plan.announced_to_all(2, START)  # it has forgotten everything
     plan.all_changed(START + 4)
     plan.due(START + 4)
     plan.done(whole(A), START + 5, succeeded=True)
-    assert plan.announced_to_all(plan.change_count)
+    assert plan.announced_to_all(plan.change_count, START)
+
+
+def test_a_server_that_takes_long_to_answer_is_not_waited_for() -> None:
+    plan = RegistrationPlan(period_ms=30_000)
+    plan.set_servers([A, B], START)
+    plan.due(START)
+    plan.done(whole(A), START, succeeded=True)
+    assert plan.overdue_ms(START) == START + ANSWER_MS
+    assert plan.overdue_ms(START + ANSWER_MS) is None
+    assert not plan.announced_to_all(0, START + ANSWER_MS - 1)
+    assert plan.announced_to_all(0, START + ANSWER_MS)
+    plan.topics_changed([topic("T")])
+    plan.due(START + 1)
+    assert not plan.announced_to_all(1, START + ANSWER_MS)  # A is only asked since a moment
+    plan.done(part(A, "T"), START + 2, succeeded=True)
+    assert plan.announced_to_all(1, START + ANSWER_MS)
+    plan.done(whole(B), START + 9_000, succeeded=True)
+    assert plan.overdue_ms(START) is None
 
 
 def test_what_an_answer_lacks_is_sought_soon_and_no_later_than_the_next_round() -> None:
