@@ -139,10 +139,16 @@ class Stored:
 
     def records(self, topic: str, queue_id: int = 0) -> list[MessageRecord]:
         """What a queue holds."""
-        result = self.features.store.reader.get(topic, queue_id, 0, 1_000, bulk=True)
-        found = records_of(b"".join(result.views))
-        result.release()
-        return found
+        found: list[MessageRecord] = []
+        offset = 0
+        while True:
+            result = self.features.store.reader.get(topic, queue_id, offset, 1_000, bulk=True)
+            part = records_of(b"".join(result.views))
+            result.release()
+            if not part:
+                return found
+            found += part
+            offset = result.next_offset
 
 
 def await_flushes(world: Stored) -> None:

@@ -199,22 +199,25 @@ class TimerStore:
     def advance(self, now_ms: int) -> int:
         """Set the write time to the clock, which may have been set back; earlier messages are late.
 
-        Slots between the clock and the read time, which do not wait, are done.
+        All slots before the read time, and those in ``done``, are done. If the clock is before the
+        read time, the slots in between join ``done``, except those that wait.
         """
         self.write_time_ms = now = self.floor(now_ms)
-        if self.done:
-            self.done = {time: slot for time, slot in self.done.items() if time >= now}
         if now < self.read_time_ms:
             waiting = set(self._slots)
             round_ms = self.options.slot_count * self.precision_ms
-            for time in range(
-                max(now, self.read_time_ms - round_ms), self.read_time_ms, self.precision_ms
-            ):
+            first = max(now, self.read_time_ms - round_ms)
+            for time in range(first, self.read_time_ms, self.precision_ms):
                 slot = self.wheel.slot(time)
                 if slot is not None and time not in waiting:
                     self.done[time] = slot
             self.read_time_ms = now
             self.is_dirty = True
+        else:
+            self.read_time_ms = max(self.read_time_ms, self.oldest_ms)
+            if self.done:
+                read_time = self.read_time_ms
+                self.done = {time: slot for time, slot in self.done.items() if time >= read_time}
         return now
 
     def due_ms(self) -> int | None:

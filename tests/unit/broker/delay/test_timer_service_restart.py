@@ -350,6 +350,43 @@ async def test_power_is_lost_again_and_again(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("short_wheel")
+@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+async def test_the_wall_clock_is_set_again_and_again(seed: int, crashes: bool) -> None:
+    """Never early, late by less than the precision and a second; twice only after a crash."""
+    draw = random.Random(seed)
+    files = FaultyFileSystem(FaultPlan(seed))
+    now_ms = 1_794_710_000_000
+    sent: dict[bytes, int] = {}
+    settings = {**SMALL, "flushDiskType": "SYNC_FLUSH", "timerRollWindowSlot": "4"}
+    for _ in range(5):
+        world = await start(ROOT, now_ms, files=files, **settings)
+        for _ in range(5):
+            await some_work(world, draw, sent)
+            jump(world, draw.choice([0, -30, -7, -2, 3, 20]))
+            await world.clock.advance(ms=draw.randrange(1_000, 3_000))
+            arrived = {record.body for record in world.records("T")}
+            late_ms = world.clock.now_ms() - 2_000
+            assert not {body for body, due_ms in sent.items() if due_ms <= late_ms} - arrived
+        now_ms = world.clock.now_ms() + draw.randrange(-20_000, 20_000)
+        if crashes:
+            files = files.power_loss() if draw.random() < 0.5 else files.kill()
+            await abandon(world)
+        else:
+            await stop(world)
+    world = await start(ROOT, max(now_ms, *sent.values()), files=files, **settings)
+    await world.clock.advance(5)
+    arrived_counts = Counter(record.body for record in world.records("T"))
+    assert arrived_counts.keys() == sent.keys()
+    assert crashes or set(arrived_counts.values()) == {1}
+    for record in world.records("T"):
+        assert record.store_timestamp >= sent[record.body]
+    timer = service(world)
+    assert (timer.enqueue_lag(), timer.facts().congest_count) == (0, 0)
+    await stop(world)
+
+
+@pytest.mark.usefixtures("short_wheel")
 @pytest.mark.parametrize("seed", range(4))
 async def test_power_loss_with_asynchronous_flush(seed: int) -> None:
     """What the log still has of the timer topic is delivered, also if its delivery was lost."""
