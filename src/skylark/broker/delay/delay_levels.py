@@ -339,7 +339,7 @@ class ScheduleService:
         result = self._writer.put_copy(draft)
         if result.status.stored:
             lane.run.delivered(result.next_offset)
-            self._count(draft.topic, result)
+            self._count(lane.level.level, draft.topic, result)
             if lane.failing:
                 lane.failing = False
                 logger.info("delay level %d delivers again", lane.level.level)
@@ -369,9 +369,13 @@ class ScheduleService:
         lane.run.next_offset += 1
         return True
 
-    def _count(self, topic: str, result: PutResult) -> None:
+    def _count(self, level: int, topic: str, result: PutResult) -> None:
         self._stats.put(topic, 1, result.size, is_system=self._topics.is_system(topic))
-        read = self._stats.group_gets[SCHEDULE_TOPIC, SCHEDULE_GROUP]
-        read.count += 1
-        read.size += result.size
-        read.times += 1
+        stats = self._stats
+        for read in (
+            stats.group_gets[SCHEDULE_TOPIC, SCHEDULE_GROUP],
+            stats.level_gets[SCHEDULE_TOPIC, level - 1, SCHEDULE_GROUP],
+        ):
+            read.count += 1
+            read.size += result.size
+            read.times += 1

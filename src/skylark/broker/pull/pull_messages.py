@@ -134,12 +134,15 @@ class PullCounters:
         if result.last_log_offset >= 0:
             meter = self._stats.queue_gets[header.queue_id, topic, group]
             meter.behind_size = max(0, self._store.log.max_offset - result.last_log_offset)
+        took_ms = round((self._clock.monotonic() - began_at) * 1000)
+        if took_ms > store_stats.get_ms_max:
+            store_stats.get_ms_max = took_ms
         if result.status is not _FOUND:
             store_stats.missed_count += 1
             return
         store_stats.found_count += 1
         store_stats.transferred_count += result.message_count
-        meter.count += round((self._clock.monotonic() - began_at) * 1000)
+        meter.count += took_ms
         meter.times += 1
         self._stats.got(
             topic,

@@ -64,6 +64,8 @@ class MessageWriter:
         self._stats = store_stats
         self._monotonic = clock.monotonic
         self._appended = appended
+        #: The milliseconds of each message of the last run.
+        self.put_ms = 0
 
     def put(self, draft: Draft) -> PutResult:
         """Store a message as it is."""
@@ -76,7 +78,8 @@ class MessageWriter:
         ended = self._monotonic()
         self._appended(started, ended)
         stats, count = self._stats, len(results)
-        stats.record_put_time(int((ended - started) * 1000 / count), count)
+        self.put_ms = int((ended - started) * 1000 / count)
+        stats.record_put_time(self.put_ms, count)
         for result in results:
             if result.size:
                 stats.put_count += result.message_count

@@ -210,6 +210,14 @@ class SendBackStep:
             put.count += 1
             put.size += result.size
             put.times += 1
+            self._stats.sent(SCHEDULE_TOPIC, draft.queue_id, 1, 0)
+            put = self._stats.queue_put_sizes[SCHEDULE_TOPIC, draft.queue_id]
+            put.count += result.size
+            put.times += 1
+        if is_dead:
+            dead = self._stats.dead_letters["null", origin_topic, group, "SEND_BACK_TO_DLQ"]
+            dead.count += 1
+            dead.times += 1
         if is_dead and self.on_dead_letter is not None:
             self.on_dead_letter(group, origin_topic)
 

@@ -273,6 +273,7 @@ class SendStep:
         if topic != self._counted_topic:
             self._counted_topic, self._is_system = topic, self._topics.is_system(topic)
         self._stats.put(topic, result.message_count, result.size, is_system=self._is_system)
+        self._stats.sent(topic, draft.queue_id, result.message_count, self._writer.put_ms)
         sent = SendResult(
             _SUCCESS,
             result.log_offset,

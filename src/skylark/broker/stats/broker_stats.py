@@ -10,18 +10,28 @@ which may expire::
 
 Two names of Java share one meter where the numbers go up together:
 
-==================  =======================  ==================================================
-Name                Key, as in the request   Meter
-==================  =======================  ==================================================
-TOPIC_PUT_NUMS      topic                    ``topic_puts[topic].count``
-TOPIC_PUT_SIZE                               ``.size``
-GROUP_GET_NUMS      topic@group              ``group_gets[topic, group].count``
-GROUP_GET_SIZE                               ``.size``
-SNDBCK_PUT_NUMS     topic@group              ``send_backs[topic, group].count``
-GROUP_GET_LATENCY   queue@topic@group        ``queue_gets[queue, topic, group].count``, in ms
-BROKER_PUT_NUMS     cluster                  from ``user_put_count`` and ``system_put_count``;
-BROKER_GET_NUMS     cluster                  with ``_WITHOUT_SYSTEM_TOPIC`` from the first alone
-==================  =======================  ==================================================
+====================  =======================  ================================================
+Name                  Key, as in the request   Meter
+====================  =======================  ================================================
+TOPIC_PUT_NUMS        topic                    ``topic_puts[topic].count``
+TOPIC_PUT_SIZE                                 ``.size``
+QUEUE_PUT_NUMS        topic@queue              ``queue_puts[topic, queue].count``
+TOPIC_PUT_LATENCY     queue@topic              ``.size``, in ms
+QUEUE_PUT_SIZE        topic@queue              ``queue_put_sizes[topic, queue].count``
+GROUP_GET_NUMS        topic@group              ``group_gets[topic, group].count``
+GROUP_GET_SIZE                                 ``.size``
+QUEUE_GET_NUMS        topic@queue@group        ``level_gets[topic, queue, group].count``
+QUEUE_GET_SIZE                                 ``.size``
+SNDBCK_PUT_NUMS       topic@group              ``send_backs[topic, group].count``
+SNDBCK2DLQ_TIMES      null@topic@group@type    ``dead_letters["null", topic, group, type].count``
+GROUP_GET_LATENCY     queue@topic@group        ``queue_gets[queue, topic, group].count``, in ms
+BROKER_PUT_NUMS       cluster                  from ``user_put_count`` and ``system_put_count``;
+BROKER_GET_NUMS       cluster                  with ``_WITHOUT_SYSTEM_TOPIC`` from the first alone
+====================  =======================  ================================================
+
+As in Java, QUEUE_GET_* counts only what the delay levels have delivered, QUEUE_PUT_SIZE only
+retries that wait in a delay level, and nothing adds to DLQ_PUT_NUMS, GROUP_CK_NUMS and others: such
+a name is answered like a key that does not exist.
 
 How many bytes a group is behind on a queue (GROUP_GET_FALL_SIZE) is not a count but the latest
 value. It is kept with the latency, to find slow consumers; as in Java, 315 does not return it.
@@ -41,7 +51,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from skylark.core.errors import BrokerError
 from skylark.wire.bodies.stats import BrokerStatsData, BrokerStatsItem
@@ -64,15 +74,34 @@ WINDOWS: Final[dict[Window, tuple[int, int]]] = {
 Sample: TypeAlias = tuple[int, int, int, int]  # time in ms, count, size, times
 Column: TypeAlias = Literal["count", "size"]
 
-#: Name -> (table of :class:`BrokerStats`, column)
-_TABLES: Final[dict[str, tuple[str, Column]]] = {
-    "TOPIC_PUT_NUMS": ("topic_puts", "count"),
-    "TOPIC_PUT_SIZE": ("topic_puts", "size"),
-    "GROUP_GET_NUMS": ("group_gets", "count"),
-    "GROUP_GET_SIZE": ("group_gets", "size"),
-    "SNDBCK_PUT_NUMS": ("send_backs", "count"),
-    "GROUP_GET_LATENCY": ("queue_gets", "count"),
+
+class _Statistic(NamedTuple):
+    """Where a statistic of 315 is."""
+
+    table: str  # of :class:`BrokerStats`
+    column: Column
+    #: The parts of its key: t text, q number of a queue.
+    kinds: str
+    #: Whether the key of the table has the parts in reverse order.
+    is_reversed: bool = False
+
+
+_STATISTICS: Final = {
+    "TOPIC_PUT_NUMS": _Statistic("topic_puts", "count", "t"),
+    "TOPIC_PUT_SIZE": _Statistic("topic_puts", "size", "t"),
+    "QUEUE_PUT_NUMS": _Statistic("queue_puts", "count", "tq"),
+    "TOPIC_PUT_LATENCY": _Statistic("queue_puts", "size", "qt", is_reversed=True),
+    "QUEUE_PUT_SIZE": _Statistic("queue_put_sizes", "count", "tq"),
+    "GROUP_GET_NUMS": _Statistic("group_gets", "count", "tt"),
+    "GROUP_GET_SIZE": _Statistic("group_gets", "size", "tt"),
+    "QUEUE_GET_NUMS": _Statistic("level_gets", "count", "tqt"),
+    "QUEUE_GET_SIZE": _Statistic("level_gets", "size", "tqt"),
+    "SNDBCK_PUT_NUMS": _Statistic("send_backs", "count", "tt"),
+    "SNDBCK2DLQ_TIMES": _Statistic("dead_letters", "count", "tttt"),
+    "GROUP_GET_LATENCY": _Statistic("queue_gets", "count", "qtt"),
 }
+#: The tables of :class:`BrokerStats`, each once.
+_TABLES: Final = tuple(dict.fromkeys(statistic.table for statistic in _STATISTICS.values()))
 _BROKER_NAMES: Final = (
     "BROKER_PUT_NUMS",
     "BROKER_GET_NUMS",
@@ -191,15 +220,17 @@ class BrokerStats:
     ) -> None:
         self._cluster = cluster
         self.idle_max_ms = idle_max_ms
-        self.topic_puts: MeterTable[str, Meter] = MeterTable(
-            "puts by topic", Meter, count_max=count_max
-        )
-        self.group_gets: MeterTable[tuple[str, str], Meter] = MeterTable(
-            "gets by topic and group", Meter, count_max=count_max
-        )
-        self.send_backs: MeterTable[tuple[str, str], Meter] = MeterTable(
-            "send-backs by topic and group", Meter, count_max=count_max
-        )
+
+        def table(name: str) -> MeterTable[Any, Meter]:
+            return MeterTable(name, Meter, count_max=count_max)
+
+        self.topic_puts: MeterTable[str, Meter] = table("puts by topic")
+        self.queue_puts: MeterTable[tuple[str, int], Meter] = table("puts by queue")
+        self.queue_put_sizes: MeterTable[tuple[str, int], Meter] = table("put sizes by queue")
+        self.group_gets: MeterTable[tuple[str, str], Meter] = table("gets by topic and group")
+        self.level_gets: MeterTable[tuple[str, int, str], Meter] = table("gets by delay level")
+        self.send_backs: MeterTable[tuple[str, str], Meter] = table("send-backs by topic and group")
+        self.dead_letters: MeterTable[tuple[str, ...], Meter] = table("dead letters")
         self.queue_gets: MeterTable[tuple[int, str, str], QueueMeter] = MeterTable(
             "gets by queue, topic and group", QueueMeter, count_max=count_max
         )
@@ -237,22 +268,29 @@ class BrokerStats:
         else:
             self.user_get_count += count
 
+    def sent(self, topic: str, queue_id: int, count: int, ms: int) -> None:
+        """Count a send of ``count`` messages to a queue, which took ``ms``."""
+        meter = self.queue_puts[topic, queue_id]
+        meter.count += count
+        meter.size += ms
+        meter.times += 1
+
     def topic_deleted(self, topic: str) -> None:
         self.topic_puts.pop(topic, None)
-        self.group_gets.drop(lambda key: key[0] == topic)
-        self.send_backs.drop(lambda key: key[0] == topic)
         self.queue_gets.drop(lambda key: key[1] == topic)
+        for table in (self.queue_puts, self.queue_put_sizes, self.group_gets, self.send_backs):
+            table.drop(lambda key: key[0] == topic)
 
     def group_deleted(self, group: str) -> None:
-        self.group_gets.drop(lambda key: key[1] == group)
-        self.send_backs.drop(lambda key: key[1] == group)
         self.queue_gets.drop(lambda key: key[2] == group)
+        for table in (self.group_gets, self.send_backs):
+            table.drop(lambda key: key[1] == group)
 
     # --- sampling ---
 
     @property
     def tables(self) -> tuple[MeterTable[Any, Any], ...]:
-        return self.topic_puts, self.group_gets, self.send_backs, self.queue_gets
+        return tuple(getattr(self, name) for name in _TABLES)
 
     def meters(self) -> Iterator[Meter]:
         """Every meter to sample."""
@@ -279,7 +317,7 @@ class BrokerStats:
         meter = self._find(name, key)
         if meter is None:
             raise BrokerError(f"The stats <{name}> <{key}> not exist")
-        return meter.data(_TABLES[name][1] if name in _TABLES else "count")
+        return meter.data(_STATISTICS[name].column if name in _STATISTICS else "count")
 
     def put_tps(self, topic: str) -> float:
         """Messages put per second in the last minute (202)."""
@@ -307,17 +345,29 @@ class BrokerStats:
         if name in _BROKER_NAMES:
             broker = self._add_up()[name]
             return broker if key == self._cluster and broker.count else None
-        table, _ = _TABLES.get(name, ("", ""))
-        match table, key.split("@"):
-            case "topic_puts", [topic]:
-                return self.topic_puts.get(topic)
-            case "group_gets", [topic, group]:
-                return self.group_gets.get((topic, group))
-            case "send_backs", [topic, group]:
-                return self.send_backs.get((topic, group))
-            case "queue_gets", [queue, topic, group] if queue.isdecimal() and len(queue) < 10:
-                return self.queue_gets.get((int(queue), topic, group))
+        statistic = _STATISTICS.get(name)
+        parts = None if statistic is None else _parse_key(key, statistic.kinds)
+        if statistic is None or parts is None:
+            return None
+        if statistic.is_reversed:
+            parts = parts[::-1]
+        meter: Meter | None = getattr(self, statistic.table).get(
+            parts if len(parts) > 1 else parts[0]
+        )
+        return meter
+
+
+def _parse_key(key: str, kinds: str) -> tuple[str | int, ...] | None:
+    """The parts of a key, joined by ``@``; None if they are not of these kinds."""
+    texts = key.split("@")
+    if len(texts) != len(kinds):
         return None
+    parts: list[str | int] = []
+    for text, kind in zip(texts, kinds, strict=True):
+        if kind == "q" and not (text.isdecimal() and len(text) < 10):
+            return None
+        parts.append(int(text) if kind == "q" else text)
+    return tuple(parts)
 
 
 def idle_max_ms(minutes: int) -> int:

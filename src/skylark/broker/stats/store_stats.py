@@ -68,7 +68,7 @@ class StoreStats:
         self.missed_count = 0  # reads that did not
         self.transferred_count = 0  # messages read
         self.put_ms_max = 0
-        self.get_ms_max = 0
+        self.get_ms_max = 0  # of reads
         self._boot_ms = boot_ms
         self._put_times = [0] * (PUT_MS_MAX + 1)
         self._put_times_last = self._put_times.copy()  # of the minute before
@@ -82,10 +82,6 @@ class StoreStats:
         self._put_times[ms if ms < PUT_MS_MAX else PUT_MS_MAX] += count
         if ms > self.put_ms_max:
             self.put_ms_max = ms
-
-    def get_took(self, ms: int) -> None:
-        if ms > self.get_ms_max:
-            self.get_ms_max = ms
 
     def sample(self, now_ms: int) -> None:
         """Sample the totals; call it once a second."""

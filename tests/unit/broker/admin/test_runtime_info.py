@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from skylark.broker.admin.runtime_info import byte_count, used_ratio
+from skylark.broker.api import PullResult
 from skylark.store.file_system import DiskUsage
 from skylark.wire.bodies.common_body import KVTable
 from skylark.wire.bodies.ha_body import HARuntimeInfo
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body
+from tests.unit.broker.fake_endpoint import FakeEndpoint
 from tests.unit.broker.recorded import exchanges
 from tests.unit.broker.stored import Stored, stored, texts
 
@@ -72,6 +74,24 @@ async def test_what_was_put_and_got(world: Stored) -> None:
     assert rows["remainTransientStoreBufferNumbs"] == str(2**31 - 1)
     assert "remainHowManyDataToCommit" not in rows
     assert rows["dispatchBehindBytes"] == "0"
+
+
+@pytest.mark.parametrize("offset", [0, 1], ids=["found", "not found"])
+async def test_the_longest_read_is_shown(
+    world: Stored, monkeypatch: pytest.MonkeyPatch, offset: int
+) -> None:
+    world.add_topic("T", 1)
+    await world.send("T")
+    assert (await world.pull(offset)).code in (0, 19)
+    assert (await table(world))["getMessageEntireTimeMax"] == "0"
+    times = iter((5.0, 5.031))
+    monkeypatch.setattr(world.context.clock, "monotonic", lambda: next(times))
+    found = FakeEndpoint(world.broker.services).pull(offset)
+    monkeypatch.undo()
+    assert isinstance(found, PullResult)
+    if found.messages is not None:
+        found.messages.release()
+    assert (await table(world))["getMessageEntireTimeMax"] == "31"
 
 
 async def test_a_store_without_messages(world: Stored) -> None:

@@ -296,3 +296,35 @@ async def test_one_statistic(world: Stored) -> None:
     )
     assert answer.code == 1
     assert answer.remark == "The stats <TOPIC_PUT_NUMS> <NoSuchTopic> not exist"
+
+
+async def test_statistics_of_queues(world: Stored) -> None:
+    world.add_topic("T", 4)
+    for _ in range(2):
+        await world.send("T", queue_id=3)
+    await world.send("T", queue_id=3, properties="DELAY\x011\x02")
+    await world.clock.advance(10)
+
+    async def total(name: str, key: str) -> int | None:
+        ext = {"statsName": name, "statsKey": key}
+        answer = await world.call(RequestCode.VIEW_BROKER_STATS_DATA, ext)
+        if answer.code:
+            assert answer.remark == f"The stats <{name}> <{key}> not exist"
+            return None
+        minute = decode_body(BrokerStatsData, answer.body or b"").stats_minute
+        assert minute is not None
+        return minute.sum
+
+    assert await total("QUEUE_PUT_NUMS", "T@3") == 2
+    assert await total("QUEUE_PUT_NUMS", "SCHEDULE_TOPIC_XXXX@0") == 1
+    assert await total("QUEUE_PUT_NUMS", "T@1") is None
+    assert await total("TOPIC_PUT_LATENCY", "3@T") == 0, "no time passes on this clock"
+    assert await total("TOPIC_PUT_LATENCY", "T@3") is None
+    level = "SCHEDULE_TOPIC_XXXX@0@SCHEDULE_CONSUMER"
+    assert await total("QUEUE_GET_NUMS", level) == 1
+    assert (await total("QUEUE_GET_SIZE", level) or 0) > 50
+    for name, key in (("QUEUE_PUT_SIZE", "T@3"), ("DLQ_PUT_NUMS", "T"), ("GROUP_CK_NUMS", "T@g")):
+        assert await total(name, key) is None, "Java does not count them either"
+    meters = world.features.stats.broker_stats
+    meters.topic_deleted("T")
+    assert ("T", 3) not in meters.queue_puts

@@ -233,3 +233,35 @@ def test_deleted_topics_and_groups_take_their_meters_along() -> None:
 def test_meters_are_small() -> None:
     for meter in (Meter(), QueueMeter()):
         assert not hasattr(meter, "__dict__")
+
+
+def test_latencies_have_the_parts_of_their_key_in_the_other_order() -> None:
+    stats = BrokerStats("c")
+    stats.sent("T", 7, count=3, ms=12)
+    stats.sample("minute", 10_000)
+    nums, latency = stats.view("QUEUE_PUT_NUMS", "T@7"), stats.view("TOPIC_PUT_LATENCY", "7@T")
+    assert nums.stats_minute is not None
+    assert latency.stats_minute is not None
+    assert (nums.stats_minute.sum, latency.stats_minute.sum) == (3, 12)
+    assert latency.stats_minute.avgpt == 12.0
+    for name, key in (
+        ("QUEUE_PUT_NUMS", "T@x"),
+        ("TOPIC_PUT_LATENCY", "T"),
+        ("QUEUE_PUT_NUMS", ""),
+    ):
+        with pytest.raises(BrokerError, match="not exist"):
+            stats.view(name, key)
+
+
+def test_dead_letters_and_delayed_retries_have_statistics() -> None:
+    stats = BrokerStats("c")
+    stats.dead_letters["null", "T", "g", "SEND_BACK_TO_DLQ"].count += 1
+    stats.queue_put_sizes["SCHEDULE_TOPIC_XXXX", 2].count += 300
+    stats.sample("minute", 10_000)
+    for name, key, total in (
+        ("SNDBCK2DLQ_TIMES", "null@T@g@SEND_BACK_TO_DLQ", 1),
+        ("QUEUE_PUT_SIZE", "SCHEDULE_TOPIC_XXXX@2", 300),
+    ):
+        minute = stats.view(name, key).stats_minute
+        assert minute is not None
+        assert minute.sum == total

@@ -63,7 +63,7 @@ def test_totals_and_extremes() -> None:
     stats.put_count, stats.put_size, stats.put_failed_count = 87, 31_549, 1
     for ms in (0, 99, 3):
         stats.record_put_time(ms)
-        stats.get_took(ms // 3)
+    stats.get_ms_max = 33
     rows = stats.rows(BOOT_MS + 413_500)
     assert rows["putMessageTimesTotal"] == "87"
     assert rows["putMessageSizeTotal"] == "31549"
