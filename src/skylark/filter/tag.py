@@ -13,6 +13,7 @@ Counterpart of Java's ``FilterAPI`` and ``ExpressionMessageFilter.isMatchedByCon
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from skylark.core.hashing import java_hash
@@ -77,6 +78,7 @@ class TagFilter:
         return not self.tags or tag in self.tags
 
 
+@lru_cache(maxsize=1024)  # applications use few tags, and send many messages with each
 def is_selectable(tag: str) -> bool:
     """Whether a subscription can name this tag: :func:`parse_tags` would leave it as it is."""
     return bool(tag) and _SEPARATOR not in tag and tag == tag.strip(_TRIMMED)

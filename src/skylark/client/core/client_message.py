@@ -89,11 +89,12 @@ def joined_keys(keys: Sequence[str]) -> str:
         raise InvalidMessageError(
             f"keys are text, not {', '.join(sorted(kinds))}", hint='keys=["k1", "k2"]'
         ) from error
-    if text.count(KEY_SEPARATOR) >= len(keys) or "" in keys:
-        wrong = next(key for key in keys if not key or KEY_SEPARATOR in key)
-        raise InvalidMessageError(
-            f"a key must not be empty or contain a blank, which separates keys: {wrong!r}"
-        )
+    if KEY_SEPARATOR in text or not text:  # else it is one key
+        for key in keys:
+            if not key or KEY_SEPARATOR in key:
+                raise InvalidMessageError(
+                    f"a key must not be empty or contain a blank, which separates keys: {key!r}"
+                )
     return text
 
 
