@@ -116,7 +116,7 @@ class LocalBroker:
         """What clients need to find this broker; for any number of them."""
         runtime = None
         if self._virtual is not None or self._in_memory:
-            runtime = inline_runtime(self.network, self._clock)
+            runtime = inline_runtime(self.network, self._clock, delays_first_pull=False)
         return ClientOptions(namesrv=self.namesrv, client_ip=LOOPBACK, runtime=runtime)
 
     async def topic(self, prefix: str = "topic", *, queue_count: int = 4) -> str:

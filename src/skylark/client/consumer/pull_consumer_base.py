@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
 from skylark.client.consumer.allocation import Allocation
-from skylark.client.consumer.consumer_start import fetch_routes
+from skylark.client.consumer.consumer_start import ConsumerStart
 from skylark.client.consumer.offset_persistence import open_offset_store
 from skylark.client.consumer.offset_table import OffsetTable
 from skylark.client.consumer.process_queue import ProcessQueue
@@ -132,9 +132,14 @@ class PullConsumerSession:
         invalid SQL condition.
         """
         wanted = {subscription.topic: subscription for subscription in subscriptions}
-        shown = self.namespace.unwrap(self.group)
-        timeout_s = seconds(self.instance.options.start_timeout)
-        await fetch_routes(self.instance, shown, wanted, timeout_s)
+        starting = ConsumerStart(
+            instance=self.instance,
+            group=self.group,
+            timeout_s=seconds(self.instance.options.start_timeout),
+        )
+        await starting.fetch_routes(wanted)
+        if self._settings.clustering:
+            await starting.require_free_id(wanted)
         for subscription in wanted.values():
             await check_sql(self.instance, self.access.link, self.group, subscription)
         self._member.subscriptions = wanted

@@ -41,6 +41,7 @@ from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.route_cache import Route
 from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import Tasks
+from skylark.wire.bodies.admin_body import ConsumerConnection, SubscriptionSide
 from skylark.wire.bodies.common_body import MessageQueue
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,8 @@ RELOCK_S: Final = 1.0
 HANDOVER_WAIT_MS: Final = 5_000
 HANDOVER_CHECK_MS: Final = 100
 HANDOVER_TIMEOUT_S: Final = 1.0
+CONFLICTS_SHOWN_MAX: Final = 5
+CONFLICTS_EVERY_MS: Final = 60_000
 
 
 class DataPlane(Protocol):
@@ -108,6 +111,7 @@ class RebalanceExecutor:
         self._limited_log = RateLimitedLog(logger, self._clock)
         self._strays: set[MessageQueue] = set()  # queues that may be locked for us but are not ours
         self._on_abandoned = on_abandoned
+        self._report_conflicts_ms = 0
         self.closed = False
 
     # ---- rounds ----------------------------------------------------------------------------------
@@ -230,6 +234,7 @@ class RebalanceExecutor:
                 now_ms = self._clock.steady_ms()
                 return [] if self.closed else self.rebalance.opened(queue, offset, now_ms, delay_ms)
             case StartPull(queue, process_queue, offset, delay_ms):
+                delay_ms *= self._instance.runtime.delays_first_pull
                 if not self._data_plane.start_pull(queue, process_queue, offset, delay_ms):
                     self._abandon()
             case Freeze(queue, offset):
@@ -304,6 +309,32 @@ class RebalanceExecutor:
     async def _wake_later(self, delay_ms: int) -> None:
         await self._clock.sleep(delay_ms / 1000)
         self._instance.rebalance_soon()
+
+    # ---- members that differ ---------------------------------------------------------------------
+
+    def report_conflicts(self) -> None:
+        """Log which members subscribe differently, at most once a minute; on the control loop."""
+        now_ms = self._clock.steady_ms()
+        if not self.tasks.closed and now_ms >= self._report_conflicts_ms:
+            self._report_conflicts_ms = now_ms + CONFLICTS_EVERY_MS
+            self.tasks.spawn(self._report_conflicts(), name="conflicts")
+
+    async def _report_conflicts(self) -> None:
+        link, topics = self._instance.control_link, tuple(self._subscriptions())
+        try:
+            address = await link.lookup.broker_of_topic(topics[0])
+            members = await link.calls.consumer_connection(address, self._group)
+        except SkylarkError as error:
+            logger.info("cannot find out which members of %s differ: %s", self._group, error)
+            return
+        if text := describe_conflicts(members, self._instance.client_id, topics):
+            logger.error(
+                "the members of group %s subscribe differently, so each of them misses messages:"
+                " %s; all members of a group must subscribe to the same topics with the same"
+                " filters: use two groups",
+                self._group,
+                text,
+            )
 
     # ---- offset jumps ------------------------------------------------------------------------
 
@@ -447,6 +478,34 @@ class RebalanceExecutor:
     def drop_all(self) -> None:
         """Drop all queues."""
         self.rebalance.drop_all()
+
+
+def describe_conflicts(members: ConsumerConnection, client_id: str, topics: Collection[str]) -> str:
+    """How other members subscribe differently; empty if none does.
+
+    Skylark's brokers know the subscriptions of each member, Apache's only the last one of the
+    group.
+    """
+    if members.subscription_conflicts:
+        return "; ".join(
+            f"topic {conflict.topic}: "
+            + ", but ".join(_describe_side(side, client_id) for side in conflict.sides)
+            for conflict in members.subscription_conflicts[:CONFLICTS_SHOWN_MAX]
+        )
+    lacking = sorted(set(topics) - members.subscription_table.keys())
+    others = sorted({each.client_id for each in members.connection_set} - {client_id})
+    if not lacking or not others:
+        return ""
+    return f"topic {', '.join(lacking)} is not subscribed by one of {', '.join(others)}"
+
+
+def _describe_side(side: SubscriptionSide, client_id: str) -> str:
+    who = ["this consumer" if each == client_id else each for each in side.client_ids]
+    if side.client_count > len(who):
+        who.append(f"{side.client_count - len(who)} more")
+    if side.expression is None:
+        return f"{', '.join(who)}: not subscribed"
+    return f"{', '.join(who)}: {side.expression_type} {side.expression}"
 
 
 async def announce(instance: ClientInstance, topic: str | None) -> None:

@@ -32,7 +32,7 @@ from skylark.core.names import Address, parse_address
 from skylark.filter.errors import FilterSyntaxError
 from skylark.net.client import RemotingClient
 from skylark.net.transport import TcpNetwork
-from skylark.wire.bodies.admin_body import GetConsumerStatusBody
+from skylark.wire.bodies.admin_body import ConsumerConnection, GetConsumerStatusBody
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import (
     CheckClientRequestBody,
@@ -242,6 +242,13 @@ class BrokerCalls:
         answer = await self._call(address, request)
         body = decode_body(GetConsumerListByGroupResponseBody, answer.body or b"{}")
         return body.consumer_id_list
+
+    async def consumer_connection(self, address: str, group: str) -> ConsumerConnection:
+        """GET_CONSUMER_CONNECTION_LIST (203): the members; a group without any is an error."""
+        header = ConsumerGroupRequestHeader(consumer_group=group)
+        request = make_request(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
+        answer = await self._call(address, request)
+        return decode_body(ConsumerConnection, answer.body or b"{}")
 
     async def consumer_status(
         self, address: str, group: str, topic: str, client_id: str, timeout_s: float | None = None

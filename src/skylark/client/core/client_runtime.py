@@ -22,6 +22,8 @@ class ClientRuntime(msgspec.Struct, frozen=True, kw_only=True):
     control: Control
     network: Network
     clock: Clock
+    #: whether the first pull of a queue waits, so that another member can save its offset
+    delays_first_pull: bool = True
 
 
 def default_runtime() -> ClientRuntime:
@@ -40,8 +42,13 @@ def runtime_of(options: ClientOptions, given: ClientRuntime | None = None) -> Cl
     return runtime
 
 
-def inline_runtime(network: Network | None = None, clock: Clock | None = None) -> ClientRuntime:
+def inline_runtime(
+    network: Network | None = None, clock: Clock | None = None, *, delays_first_pull: bool = True
+) -> ClientRuntime:
     """Control and data plane on the running loop, which must not be blocked."""
     return ClientRuntime(
-        control=InlineControl(), network=network or TcpNetwork(), clock=clock or LoopClock()
+        control=InlineControl(),
+        network=network or TcpNetwork(),
+        clock=clock or LoopClock(),
+        delays_first_pull=delays_first_pull,
     )

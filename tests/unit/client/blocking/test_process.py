@@ -110,17 +110,17 @@ def test_an_interrupted_call_leaves_the_client_usable(namesrv: str) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
         with Producer("interrupted") as producer:
-            producer.send(Message("Interrupted", b"x"))
-            with LitePullConsumer("interrupted").subscribe("Interrupted", "none") as consumer:
+            producer.send(Message("Disturbed", b"x"))
+            with LitePullConsumer("disturbed").subscribe("Disturbed", "none") as consumer:
                 threading.Timer(0.3, interrupt).start()
                 try:
                     consumer.poll(timeout=60)
                 except KeyboardInterrupt:
                     print("interrupted")
                 print(consumer.poll(timeout=0.01))
-            print(producer.send(Message("Interrupted", b"x")).status.value)
+            print(producer.send(Message("Disturbed", b"x")).status.value)
     """
-    assert run_program(program, namesrv, "Interrupted").splitlines() == [
+    assert run_program(program, namesrv, "Disturbed").splitlines() == [
         "interrupted",
         "[]",
         "SEND_OK",

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -16,28 +16,28 @@ from skylark.client.consumer.lite_pull.lite_pull_consumer import LitePullConsume
 from skylark.client.consumer.push.push_consumer import PushConsumer
 from skylark.client.core.client_runtime import inline_runtime
 from skylark.client.core.service_state import ServiceState
-from skylark.core.errors import NoNameServerError
+from skylark.core.errors import ClientStateError, NoNameServerError
 from tests.unit.client.consumer.pushes import Seen, none_left
-from tests.unit.client.worlds import World, world
+from tests.unit.client.worlds import FakeConsumer, World, world
 
 NAMESRV = "127.0.0.1:9876"
 Consumer: TypeAlias = PushConsumer | LitePullConsumer | PullConsumer
 
 
-def push(w: World, **options: float) -> PushConsumer:
+def push(w: World, **options: Any) -> PushConsumer:
     runtime = inline_runtime(w.network, w.clock)
     consumer = PushConsumer("g", w.options(namesrv=NAMESRV, **options), runtime=runtime)
     consumer.subscribe("T", Seen().handler)
     return consumer
 
 
-def lite(w: World, **options: float) -> LitePullConsumer:
+def lite(w: World, **options: Any) -> LitePullConsumer:
     runtime = inline_runtime(w.network, w.clock)
     given = w.options(namesrv=NAMESRV, **options)
     return LitePullConsumer("g", given, runtime=runtime).subscribe("T")
 
 
-def classic(w: World, **options: float) -> PullConsumer:
+def classic(w: World, **options: Any) -> PullConsumer:
     runtime = inline_runtime(w.network, w.clock)
     given = w.options(namesrv=NAMESRV, **options)
     return PullConsumer("g", given, runtime=runtime).register_queue_listener("T")
@@ -142,3 +142,57 @@ async def test_run_waits_without_limit_and_ends_when_it_is_told(tmp_path: Path) 
             ended.set()
             await w.finish(running)
             assert consumer.state is ServiceState.SHUTDOWN_ALREADY
+
+
+# ---- a client id that is in use ------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def another_process(w: World) -> AsyncIterator[None]:
+    """A member of the group with the id ``127.0.0.1@same``, and connections of its own."""
+    async with w.client("127.0.0.1@same") as instance:
+        await w.finish(instance.refresh_route("T"))
+        await w.finish(instance.register_consumer(FakeConsumer("g", "T")))
+        await w.finish(instance.heartbeat_all(whole=True))
+        yield
+
+
+@pytest.mark.parametrize("make", [push, lite])
+async def test_an_id_that_another_process_has_is_refused(
+    tmp_path: Path, make: Callable[..., Consumer], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with nothing_there(tmp_path) as w:
+        await servers_come(w)
+        consumer = make(w, instance_name="same")
+        client_id = "127.0.0.1@same" if make is push else "127.0.0.1@same@STREAM"
+        async with w.client(client_id, stream=make is lite) as other:
+            await w.finish(other.refresh_route("T"))
+            await w.finish(other.register_consumer(FakeConsumer("g", "T")))
+            await w.finish(other.heartbeat_all(whole=True))
+            starting = asyncio.ensure_future(consumer.start())
+            await w.clock.advance(seconds=60)
+            assert not starting.done()  # it may be what is left of an earlier process
+            assert sum(f"the client id {client_id} is in use" in t for t in caplog.messages) == 1
+            await w.clock.advance(seconds=61)
+            with pytest.raises(ClientStateError, match=r"is in use by 127\.0\.0\.1:") as caught:
+                await w.finish(starting)
+            assert "instance_name" in str(caught.value)
+        assert consumer.state is ServiceState.CREATE_JUST
+
+
+async def test_a_restarted_program_may_have_its_id_again(tmp_path: Path) -> None:
+    async with nothing_there(tmp_path) as w:
+        await servers_come(w)
+        consumer = push(w, instance_name="same")
+        async with another_process(w):
+            starting = asyncio.ensure_future(consumer.start())
+            await w.clock.advance(seconds=20)
+            assert not starting.done()
+        await w.finish(starting)
+        assert consumer.state is ServiceState.RUNNING
+        await w.finish(consumer.stop())
+        again = push(w, instance_name="same")
+        before_ms = w.clock.now_ms()
+        await w.finish(again.start())
+        assert w.clock.now_ms() - before_ms < 2_000
+        await w.finish(again.stop())

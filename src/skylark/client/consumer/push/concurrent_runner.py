@@ -229,6 +229,8 @@ class ConcurrentJob(msgspec.Struct, eq=False):
         took_ms = now_ms - self.started_ms
         assigned.counters.consume_ms += took_ms
         is_index = type(result) is int and self.binding.batch > 1
+        if result is not None and not is_index:
+            self.runner.warn_of_result(self.binding, result)
         if error is None and not is_index and self.context is None:
             # The common case, for each message.
             self.runner.accepted(assigned, batch, took_ms, now_ms)

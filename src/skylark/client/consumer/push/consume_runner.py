@@ -211,6 +211,20 @@ class Runner(abc.ABC):
         self.services = services
         self.hooks = HookCalls(services)
         self.pools = Pools(services)
+        self._warned: set[Binding] = set()
+
+    def warn_of_result(self, binding: Binding, result: object) -> None:
+        """Log once that a result of a handler has no meaning, as the status values of Java have."""
+        if binding not in self._warned:
+            self._warned.add(binding)
+            logger.warning(
+                "handler %s of topic %s returned %r, which counts as success: raise RetryLater to"
+                " get a message again, and return nothing%s otherwise",
+                binding.name,
+                binding.topic,
+                result,
+                " or the index of the last message that was accepted" if binding.batch > 1 else "",
+            )
 
     @abc.abstractmethod
     def submit(self, assigned: AssignedQueue, messages: list[MessageExt]) -> None:

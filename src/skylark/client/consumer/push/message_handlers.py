@@ -61,14 +61,31 @@ class Binding(msgspec.Struct, frozen=True, eq=False):
 
 
 def bind(topic: str, handler: Handler, batch: int) -> Binding:
-    """A binding; raises ClientError for objects that cannot be called, and for generators."""
+    """A binding; raises ClientError for a handler that cannot be called with a message."""
     if not callable(handler):
         raise ClientError(f"the handler of topic {topic} is {type(handler).__name__}, no function")
     refuse_generator(f"the handler of topic {topic}", handler)
+    _check_signature(topic, handler, batch)
     is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
     )
     return Binding(topic, handler, is_async, batch)
+
+
+def _check_signature(topic: str, handler: Handler, batch: int) -> None:
+    try:
+        signature = inspect.signature(handler)
+    except ValueError:  # of some functions in C
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        name = getattr(handler, "__qualname__", None) or repr(handler)
+        what = "the message" if batch == 1 else "a list of messages"
+        raise ClientError(
+            f"the handler of topic {topic}, {name} {signature}, cannot be called with one argument,"
+            f" {what}: {error}"
+        ) from None
 
 
 def check_result(result: Any) -> None:

@@ -179,7 +179,7 @@ class OrderlyRunner(Runner):
             argument = batch[0] if binding.batch == 1 else list(batch)
             may_call = partial(self._may_call, assigned.process_queue)
             returned = await self.pools.call(binding, argument, may_call)
-            result = _result_of(returned, len(batch), binding)
+            result = self._result_of(returned, len(batch), binding)
         except NotCalled:
             raise
         except Exception as raised:  # noqa: BLE001 - any error suspends the queue
@@ -197,6 +197,17 @@ class OrderlyRunner(Runner):
         if context is not None:
             self.hooks.after(context, result.status.value, error, took_ms=took_ms)
         return result, error
+
+    def _result_of(self, returned: Any, count: int, binding: Binding) -> OrderlyResult:
+        if isinstance(returned, OrderlyResult):
+            return returned
+        if isinstance(returned, OrderlyStatus):
+            return OrderlyResult(returned)
+        if type(returned) is int and binding.batch > 1:
+            return SUSPENDED if returned < count - 1 else ALL_ACCEPTED
+        if returned is not None:
+            self.warn_of_result(binding, returned)
+        return ALL_ACCEPTED
 
     async def _give_away(
         self, batch: Sequence[MessageExt], result: OrderlyResult, error: BaseException | None
@@ -245,13 +256,3 @@ class OrderlyRunner(Runner):
         except TimeoutError:
             return False
         return ended
-
-
-def _result_of(returned: Any, count: int, binding: Binding) -> OrderlyResult:
-    if isinstance(returned, OrderlyResult):
-        return returned
-    if isinstance(returned, OrderlyStatus):
-        return OrderlyResult(returned)
-    if type(returned) is int and binding.batch > 1 and returned < count - 1:
-        return SUSPENDED
-    return ALL_ACCEPTED

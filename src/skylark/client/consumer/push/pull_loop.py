@@ -52,6 +52,10 @@ from skylark.wire.codes import ResponseCode
 logger = logging.getLogger(__name__)
 
 SUSPEND_S: Final = 15.0
+#: The broker does not have our subscription, although heartbeats have brought it.
+_CONFLICT_CODES: Final = frozenset(
+    {ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST}
+)
 
 
 class PullContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -66,6 +70,7 @@ class PullContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     first_offset: Callable[[MessageQueue], Awaitable[int]]
     offset_illegal: Callable[[AssignedQueue, int], None]
     save_soon: Callable[[Collection[MessageQueue]], None]
+    subscription_lost: Callable[[], None]
 
     @property
     def error_delay_s(self) -> float:
@@ -150,6 +155,8 @@ class PullLoop:
     def _delay_after(self, error: SkylarkError) -> float:
         if isinstance(error, BrokerError) and error.code == ResponseCode.FLOW_CONTROL:
             return BROKER_FLOW_CONTROL_DELAY_MS / 1000
+        if isinstance(error, BrokerError) and error.code in _CONFLICT_CODES:
+            self._context.subscription_lost()
         if self._failures % FAILURES_PER_LOG == 0:
             logger.warning("pulling %s failed: %s", self._assigned.queue, error)
         self._failures += 1

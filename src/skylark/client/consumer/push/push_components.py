@@ -95,6 +95,7 @@ class PushParts:
                 first_offset=self._first_offset,
                 offset_illegal=self._offset_illegal,
                 save_soon=self._save_soon,
+                subscription_lost=self._subscription_lost,
             )
         )
         self.rebalancer = self._make_rebalancer()
@@ -223,6 +224,9 @@ class PushParts:
 
     def _save_soon(self, queues: Collection[MessageQueue]) -> None:
         self.instance.runtime.control.post(self.rebalancer.save_soon, queues)
+
+    def _subscription_lost(self) -> None:
+        self.instance.runtime.control.post(self.rebalancer.report_conflicts)
 
     def _ran_dry(self, queue: MessageQueue) -> None:
         if self._settings.clustering:  # a file would be written too often

@@ -45,7 +45,7 @@ from typing import Any, Unpack
 
 import msgspec
 
-from skylark.client.consumer.consumer_start import fetch_routes
+from skylark.client.consumer.consumer_start import ConsumerStart
 from skylark.client.consumer.pull_api import check_sql
 from skylark.client.consumer.push.consume_runner import PushSetup
 from skylark.client.consumer.push.consumer_stats import ConsumerStats
@@ -213,10 +213,10 @@ class PushConsumer(Startable, HandlerSubscriptions):
             self.client_id = self._new_client_id()
         self._loop = asyncio.get_running_loop()
         try:
-            await self._join()
+            await self._join(timeout_s, ended or asyncio.Event())
             require_not_stopped(self.state, f"consumer {self.group}")
             self.state = ServiceState.RUNNING
-            await self._enter(timeout_s, ended)
+            await self._enter()
         except BaseException:
             await join(asyncio.ensure_future(self._undo_start()))
             raise
@@ -231,12 +231,21 @@ class PushConsumer(Startable, HandlerSubscriptions):
             self._exit, self._parts, self._loop = AsyncExitStack(), None, None
             self.state = ServiceState.CREATE_JUST
 
-    async def _join(self) -> None:
+    async def _join(self, timeout_s: float, ended: asyncio.Event) -> None:
         """Acquire all resources; ``_exit`` releases them in reverse order."""
         instance = acquire_instance(self.options, self.client_id, self._runtime)
         self._exit.push_async_callback(instance.release)
         self._subscriptions = self._all_on_wire(instance.namespace)
         await instance.start()
+        starting = ConsumerStart(
+            instance=instance,
+            group=instance.namespace.wrap(self.group),
+            timeout_s=timeout_s,
+            ended=ended,
+        )
+        await starting.fetch_routes(tuple(self._subscriptions))
+        if self.settings.clustering:
+            await starting.require_free_id(tuple(self._subscriptions))
         link = instance.open_link()
         self._exit.push_async_callback(link.release)
         hooks, bindings = self._hooks, self._bindings
@@ -268,14 +277,15 @@ class PushConsumer(Startable, HandlerSubscriptions):
         await instance.register_consumer(parts.member)
         self._parts = parts
 
-    async def _enter(self, timeout_s: float, ended: asyncio.Event | None) -> None:
+    async def _enter(self) -> None:
         """Register at the brokers and start to rebalance."""
         assert self._parts is not None
         parts, instance = self._parts, self._parts.instance
         self._subscriptions = self._all_on_wire(instance.namespace)  # some came or went meanwhile
         await parts.begin()
-        await fetch_routes(instance, self.group, tuple(self._subscriptions), timeout_s, ended)
         for subscription in tuple(self._subscriptions.values()):
+            if instance.routes.get(subscription.topic) is None:
+                await instance.refresh_route(subscription.topic)
             with contextlib.suppress(NoRouteError):  # its brokers have not started yet
                 await check_sql(instance, parts.link, parts.member.group, subscription)
         if await instance.heartbeat_all(whole=True):

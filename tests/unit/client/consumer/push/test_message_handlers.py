@@ -7,11 +7,13 @@ import functools
 import gc
 import weakref
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 import pytest
 
 from skylark.client.consumer.push.message_handlers import (
     BURST_MAX,
+    Handler,
     LoopWorkers,
     bind,
 )
@@ -249,3 +251,39 @@ async def test_nothing_of_a_failed_handler_is_kept_by_an_idle_task() -> None:
     gc.collect()
     assert seen[0]() is None
     assert await workers.close(1.0)
+
+
+# ---- what a handler must look like ---------------------------------------------------------------
+
+
+class Handlers:
+    """Functions that can or cannot be called with one message."""
+
+    def nothing(self) -> None: ...
+
+    def two(self, message: object, context: object) -> None: ...
+
+    async def two_async(self, message: object, context: object) -> None: ...
+
+    def keyword(self, message: object, *, context: object) -> None: ...
+
+    def one(self, message: object, context: object = None) -> None: ...
+
+    def any_number(self, *messages: object) -> None: ...
+
+
+@pytest.mark.parametrize("name", ["nothing", "two", "two_async", "keyword"])
+def test_a_handler_that_cannot_be_called_with_a_message_is_refused(name: str) -> None:
+    with pytest.raises(ClientError, match=rf"Handlers\.{name} .*one argument") as caught:
+        bind("T", getattr(Handlers(), name), 1)
+    assert "T" in str(caught.value)
+
+
+def test_other_handlers_are_accepted() -> None:
+    given = Handlers()
+    kept: list[object] = []
+    handlers: tuple[Handler, ...] = (
+        given.one, given.any_number, partial(given.two, 1), print, kept.append
+    )  # fmt: skip
+    for handler in handlers:
+        assert bind("T", handler, 1).handler == handler

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from skylark.client.consumer.push.push_consumer import PushConsumer
+from skylark.client.consumer.push.push_settings import _RANGES, PushSettings
+from skylark.client.core.argument_checks import settings_of
 from skylark.client.core.client_message import MessageExt, RetryLater
 from skylark.client.core.client_options import ClientOptions
 from skylark.client.core.client_runtime import inline_runtime
@@ -76,6 +78,14 @@ async def test_settings_are_checked() -> None:
     consumer.subscribe("T", print)
     with pytest.raises(ClientError, match="in order or not"):
         consumer.subscribe("U", print, orderly=True)
+
+
+def test_errors_about_settings_have_their_names_in_python() -> None:
+    for name, (low, _) in _RANGES.items():
+        keyword = name.removesuffix("_ms")
+        value = (low - 3) / 1000 if name.endswith("_ms") else low - 3
+        with pytest.raises(ConfigError, match=rf"^{keyword} is out of range"):
+            settings_of(PushSettings, {keyword: value})
 
 
 async def test_life(tmp_path: Path) -> None:

@@ -522,3 +522,31 @@ async def test_a_coroutine_that_hangs_is_cancelled_and_its_message_comes_again(
             assert sorted(seen[1:]) == again
             if orderly:
                 assert seen[1:] == again
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "result", "warns"),
+    [(1, None, 0), (1, True, 1), (1, "CONSUME_SUCCESS", 1), (1, 0, 1), (2, 1, 0), (2, "x", 1)],
+)
+async def test_a_result_without_a_meaning_warns_once(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    orderly: bool,
+    batch: int,
+    result: object,
+    warns: int,
+) -> None:
+    async with push_world(tmp_path) as w:
+        await w.send_many(6)
+        consumer = w.consumer()
+
+        @consumer.subscribe("T", orderly=orderly, batch=batch)
+        async def handle(got: object) -> object:
+            return result
+
+        async with consuming(w, consumer):
+            await w.until(lambda: consumer.stats.consumed == 6)
+        found = [text for text in caplog.messages if "counts as success" in text]
+        assert len(found) == warns
+        assert all("handle" in text and repr(result) in text for text in found)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from skylark.client.consumer.push.push_consumer import PushConsumer
+from skylark.client.consumer.rebalance_executor import RebalanceExecutor
 from skylark.client.core.client_message import MessageExt
-from tests.unit.client.consumer.pushes import PushWorld, push_world
+from skylark.client.core.client_runtime import inline_runtime
+from tests.unit.client.consumer.pushes import FIRST, PushWorld, push_world
+from tests.unit.client.worlds import FakeConsumer
 
 QUEUES = 4
 
@@ -116,3 +122,63 @@ async def test_a_member_that_leaves_a_busy_group_repeats_nothing(tmp_path: Path)
         await w.clock.advance(seconds=30)
         assert len(handled) == 200
         assert handled.repeated == []
+
+
+async def test_members_that_subscribe_to_different_topics_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with push_world(tmp_path, 1, "T", "U") as w:
+        handled = Handled(w)
+        first = w.consumer(instance_name="first")
+        first.subscribe("T", handled.handler)
+        second = w.consumer(instance_name="second")
+        second.subscribe("U", handled.handler)
+        await w.start(first)
+        await w.start(second)
+        await w.clock.advance(seconds=120)
+        found = [text for text in caplog.messages if "subscribe differently" in text]
+        assert found
+        assert "127.0.0.1@second" in found[0]
+        assert "topic T" in found[0]
+        assert len(found) < 10  # not with each pull
+
+
+async def test_the_only_member_gets_its_first_message_at_once(tmp_path: Path) -> None:
+    async with push_world(tmp_path, QUEUES) as w:
+        await w.send(b"0")
+        handled = Handled(w)
+        started_ms = w.clock.now_ms()
+        consumer = handled.member("a")
+        starting = asyncio.ensure_future(consumer.start())
+        while not handled:
+            await w.clock.advance(seconds=0.01)
+        assert w.clock.now_ms() - started_ms <= 100
+        await w.finish(starting)
+
+
+@pytest.mark.parametrize("delays", [True, False])
+async def test_test_brokers_have_no_delay_even_if_nobody_confirms(
+    tmp_path: Path, delays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unknown(*_: object) -> None: ...
+
+    monkeypatch.setattr(RebalanceExecutor, "_holds", unknown)
+    async with push_world(tmp_path, QUEUES) as w:
+        handled = Handled(w)
+        runtime = inline_runtime(w.network, w.clock, delays_first_pull=delays)
+        async with w.world.client("127.0.0.1@zzz") as other:  # a member that holds no queues
+            await w.finish(other.refresh_route("T"))
+            await w.finish(other.register_consumer(FakeConsumer("g", "T")))
+            await w.finish(other.heartbeat_all(whole=True))
+            await handled.send(0, QUEUES)
+            options = w.world.options(instance_name="a")
+            consumer = PushConsumer("g", options, runtime=runtime, consume_from_where=FIRST)
+            consumer.subscribe("T", handled.handler)
+            started_ms = w.clock.now_ms()
+            starting = asyncio.ensure_future(consumer.start())
+            while not handled:
+                await w.clock.advance(seconds=0.01)
+            took_ms = w.clock.now_ms() - started_ms
+            assert took_ms >= 500 if delays else took_ms <= 100
+            await w.finish(starting)
+            await w.finish(consumer.stop())
