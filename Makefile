@@ -23,11 +23,11 @@ bench_parts := $(sort $(filter-out harness owner,$(patsubst bench/%.py,%,$(wildc
 check_part = $(if $(filter $($(1)_parts),$(PART)),,$(error \
 	make $(1) needs PART=<part>, one of: $(or $($(1)_parts),none yet)))
 
-.PHONY: help setup up demo fmt lint types test interop crash bench docs reference lock clean
+.PHONY: help setup up demo fmt lint types test test-order interop crash bench docs reference lock clean
 
 help: ## print this list
 	@echo "make <target>"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
 		while IFS='|' read -r name text; do printf '%-11s %s\n' "$$name" "$$text"; done
 
 setup: $(READY) ## make .venv with all locked dependencies, and Java for Spark if there is none
@@ -70,6 +70,10 @@ types: $(READY) ## check types (mypy --strict over all Python files)
 
 test: lint types ## everything that must pass: lint, types, tests (ARGS= for pytest)
 	$(BIN)/pytest -n 2 --ignore=tests/interop --ignore=tests/crash $(ARGS)
+
+test-order: $(READY) ## run all tests in random order in one process: ORDER=<seed> repeats one, ARGS=
+	ORDER='$(or $(ORDER),random)' $(BIN)/pytest -n 0 --ignore=tests/interop --ignore=tests/crash \
+		$(ARGS)
 
 interop: $(READY) ## run against Apache RocketMQ: PART=<part>, LEDGER=1; needs a JDK and Maven
 	$(call check_part,interop)

@@ -51,6 +51,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(FolderTimes(), "folder-times")
+    if order := os.environ.get("ORDER"):
+        from tests.support.random_order import RandomOrder, parse_order
+
+        config.pluginmanager.register(RandomOrder(parse_order(order)), "random-order")
     if os.environ.get("LEDGER") and not hasattr(config, "workerinput"):
         from tests.support.long_runs import LongRunRecorder
 

@@ -1,12 +1,18 @@
-"""The helpers of ``conftest.py``: time per folder, groups and seeds."""
+"""The helpers of ``conftest.py``: time per folder, groups, seeds and random order."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import folder_of, group_of, parse_seeds
+from tests.crash import test_property
+from tests.support.random_order import parse_order, shuffled
 
 pytest_plugins = ["pytester"]
 
@@ -57,3 +63,71 @@ def test_the_time_per_folder_is_printed(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["*time per folder*", "*0.? s       2 tests  tests/a"])
     result.stdout.no_fnmatch_line("*tests/b")
+
+
+# ---- random order --------------------------------------------------------------------------------
+
+
+def test_a_seed_is_an_order_in_which_files_stay_together() -> None:
+    files = [[f"{name}{number}" for number in range(5)] for name in "abcdef"]
+    orders = [shuffled(files, seed) for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+    for order in orders:
+        assert sorted(order) == sorted(chain(*files))
+        groups = [
+            "".join(test[0] for test in order[start : start + 5]) for start in range(0, 30, 5)
+        ]
+        assert sorted(groups) == [name * 5 for name in "abcdef"]
+    assert shuffled([list("abcdefgh")], 1) != list("abcdefgh")
+
+
+def test_the_seed_of_an_order() -> None:
+    assert parse_order("17") == 17
+    assert parse_order("random") >= 0
+    with pytest.raises(pytest.UsageError, match="expected a seed, or random"):
+        parse_order("x")
+
+
+def test_the_tests_of_a_run_are_shuffled() -> None:
+    orders = []
+    for seed in ("5", "5", "6"):
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0"),
+                *("-p", "no:cacheprovider", "-k", "seeds", __file__),
+            ],
+            env={**os.environ, "ORDER": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        )
+        assert f"random order: ORDER={seed} repeats it" in done.stdout
+        orders.append([line for line in done.stdout.splitlines() if "::" in line])
+    assert orders[0] == orders[1] != orders[2]
+    assert len(orders[0]) > 5
+    assert sorted(orders[0]) == sorted(orders[2])
+
+
+# ---- examples of property tests ------------------------------------------------------------------
+
+
+def test_a_seed_is_a_choice_of_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the run that decides a landing has fixed ones."""
+    monkeypatch.setenv("CI", "true")
+    path = tmp_path / "test_drawn.py"
+    path.write_text(DRAWING)
+    drawn = [test_property.run(seed, "-s", str(path)).stdout for seed in (1, 1, 2)]
+    found = [[line for line in text.splitlines() if line.startswith("drew")] for text in drawn]
+    assert len(found[0]) > 10
+    assert found[0] == found[1] != found[2]
+
+
+DRAWING = """
+from hypothesis import given, settings, strategies as st
+
+@settings(database=None, max_examples=20)
+@given(st.integers())
+def test_it(number):
+    print("drew", number)
+"""

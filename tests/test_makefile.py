@@ -76,6 +76,13 @@ def test_a_part_is_a_file(suite: str) -> None:
             assert "--base" not in run.stdout
 
 
+def test_test_order_runs_all_in_one_process() -> None:
+    for given, order in (([], "random"), (["ORDER=17"], "17")):
+        run = make("-n", "test-order", *given, "ARGS=-k frame")
+        assert f"ORDER='{order}' .venv/bin/pytest -n 0 --ignore=tests/interop" in run.stdout
+        assert run.stdout.rstrip().endswith("-k frame")
+
+
 def test_bench_passes_the_base() -> None:
     run = make("-n", "bench", "PART=path", "BASE=HEAD~1")
     assert "-m bench.path --rows '' --base 'HEAD~1'" in run.stdout

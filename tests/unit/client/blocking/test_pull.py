@@ -113,10 +113,10 @@ def test_assign_seek_pause(options: ClientOptions) -> None:
 def test_an_interrupt_loses_no_messages(
     options: ClientOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill("Interrupted", options, 3)
+    fill("InterruptedPoll", options, 3)
     found: list[bytes] = []
     consumer = LitePullConsumer("interrupted", options, auto_commit=False, consume_from_where=FIRST)
-    with consumer.subscribe("Interrupted"):
+    with consumer.subscribe("InterruptedPoll"):
         with monkeypatch.context() as patched:
             interrupt_results(patched)
             with pytest.raises(KeyboardInterrupt):
