@@ -305,7 +305,7 @@ def test_a_missing_topic_and_a_missing_cluster_are_reported(site: str) -> None:
     with pytest.raises(NotFoundError, match="topic Nowhere does not exist"):
         writer(site, topic="Nowhere")
     with pytest.raises(NoNameServerError, match="is the server up and the address right"):
-        writer("127.0.0.1:1", topic="T")
+        writer("127.0.0.1:1", topic="T", outageTimeout="0")
 
 
 @pytest.mark.spec("spark.9.24")
