@@ -4,7 +4,8 @@ A properties file written for ``mqbroker`` loads unchanged. Its keys fall in thr
 
 * :class:`BrokerConfig` holds what has an effect in the broker;
 * its section ``store`` holds what has an effect in the message store, and its section
-  ``replication`` what has one between a master and its slaves;
+  ``replication`` what has one between a master and its slaves, and ``cold_reads`` the limits for
+  groups that read old messages;
 * its section ``ignored`` holds the rest (:mod:`skylark.broker.ignored_settings`), and refuses what
   may not be ignored: access control, TLS, POP, a controller.
 
@@ -27,7 +28,6 @@ Counterpart of Java's ``BrokerConfig`` and ``BrokerStartup``.
 from __future__ import annotations
 
 import enum
-import ipaddress
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -35,6 +35,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from skylark.broker.cold_read_config import ColdReadConfig
 from skylark.broker.ignored_settings import IgnoredSettings
 from skylark.core.config import (
     Config,
@@ -45,7 +46,14 @@ from skylark.core.config import (
     settings,
 )
 from skylark.core.errors import ConfigError
-from skylark.core.names import TRACE_TOPIC, Address, is_loopback, parse_addresses, topic_problem
+from skylark.core.names import (
+    TRACE_TOPIC,
+    Address,
+    is_loopback,
+    parse_addresses,
+    reachable_host,
+    topic_problem,
+)
 from skylark.replication.config import ReplicationConfig
 from skylark.store.config import BrokerRole, StoreConfig
 from skylark.store.timer.timer_store import TimerOptions
@@ -223,25 +231,6 @@ class BrokerConfig(Config, frozen=True, kw_only=True):
     reject_pull_consumer_enable: Annotated[
         bool, Setting("Refuse pull consumers; push consumers are served.")
     ] = False
-
-    cold_data_flow_control_enable: Annotated[
-        bool, Setting("Limit groups that read old messages from the disk.")
-    ] = False
-    cg_cold_read_threshold: Annotated[
-        int, Setting("What a group may read of them in 5 s.", unit="bytes", minimum=0)
-    ] = 3 << 20
-    global_cold_read_threshold: Annotated[
-        int, Setting("What all groups may read of them in 5 s.", unit="bytes", minimum=0)
-    ] = 100 << 20
-    access_message_in_memory_hot_ratio: Annotated[
-        int,
-        Setting(
-            "Messages are old when this share of the memory was written since.",
-            unit="%",
-            minimum=0,
-            maximum=100,
-        ),
-    ] = 26
 
     # --- filter ---
 
@@ -468,6 +457,7 @@ class BrokerConfig(Config, frozen=True, kw_only=True):
     ] = 10_000
 
     replication: ReplicationConfig = ReplicationConfig()
+    cold_reads: ColdReadConfig = ColdReadConfig()
     ignored: IgnoredSettings = IgnoredSettings()
 
     def check(self) -> Iterable[str]:
@@ -591,7 +581,8 @@ def load_broker_config(
 
 def _settled(config: BrokerConfig, variables: Mapping[str, str]) -> BrokerConfig:
     """The same settings with the addresses that follow from the others filled in."""
-    host = config.broker_ip1 or _announced_host(config.bind_address, variables)
+    found = reachable_host(config.bind_address, variables.get("local.address"))
+    host = config.broker_ip1 or found
     if host is None:
         raise InvalidConfigError(
             [
@@ -604,16 +595,6 @@ def _settled(config: BrokerConfig, variables: Mapping[str, str]) -> BrokerConfig
         rocketmq_home=config.rocketmq_home or sys.prefix,
         broker_ip1=host,
         # As in Java, brokerIP1 does not change where slaves connect to.
-        broker_ip2=config.broker_ip2 or _announced_host(config.bind_address, variables) or host,
+        broker_ip2=config.broker_ip2 or found or host,
         ha_listen_port=config.ha_listen_port or (config.listen_port and config.listen_port + 1),
     )
-
-
-def _announced_host(bind_address: str, variables: Mapping[str, str]) -> str | None:
-    if bind_address == "localhost":
-        return "127.0.0.1"  # the host of a message id is an address
-    try:
-        is_wildcard = ipaddress.ip_address(bind_address).is_unspecified
-    except ValueError:
-        return bind_address
-    return variables.get("local.address") if is_wildcard else bind_address

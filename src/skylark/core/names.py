@@ -326,6 +326,20 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def reachable_host(bind_address: str, local_address: str | None) -> str | None:
+    """The host at which others reach a server that binds to this address.
+
+    ``local_address``: that of this machine, for servers that bind to all addresses.
+    """
+    if bind_address == "localhost":
+        return "127.0.0.1"  # the host of a message id is an address
+    try:
+        is_wildcard = ipaddress.ip_address(bind_address).is_unspecified
+    except ValueError:
+        return bind_address
+    return local_address if is_wildcard else bind_address
+
+
 def _is_ipv6(host: str) -> bool:
     try:
         ipaddress.IPv6Address(host)

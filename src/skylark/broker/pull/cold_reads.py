@@ -67,8 +67,9 @@ class ColdReads:
 
     def _apply(self, config: BrokerConfig) -> None:
         #: Whether reads are counted and limited.
-        self.is_on = config.cold_data_flow_control_enable
-        self._hot_size = self._memory_size * config.access_message_in_memory_hot_ratio // 100
+        self.is_on = config.cold_reads.cold_data_flow_control_enable
+        hot_ratio = config.cold_reads.access_message_in_memory_hot_ratio
+        self._hot_size = self._memory_size * hot_ratio // 100
 
     def start(self) -> None:
         self._timer = self._clock.call_later(INTERVAL_S, self._begin_interval)
@@ -89,7 +90,7 @@ class ColdReads:
 
     def info(self) -> ColdDataFlowCtrInfo:
         """GET_COLD_DATA_FLOW_CTR_INFO (2003)."""
-        config = self._live.current
+        config = self._live.current.cold_reads
         return ColdDataFlowCtrInfo(
             runtime_table=self._counts,
             config_table=self.thresholds,
@@ -128,9 +129,12 @@ class ColdReads:
         count = self._counts.get(group)
         if count is None or group in MAY_ALWAYS_PULL:
             return False
-        config = self._live.current
+        config = self._live.current.cold_reads
         threshold = self.thresholds.get(group, config.cg_cold_read_threshold)
-        return count.cold_acc >= threshold or self._total >= config.global_cold_read_threshold
+        return (
+            count.cold_acc >= threshold
+            or self._total >= config.global_cold_read_threshold
+        )
 
     def _reads_cold(self, header: PullMessageRequestHeader) -> bool:
         queue = self._store.queues.get(header.topic, header.queue_id)

@@ -6,12 +6,12 @@ import asyncio
 import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from skylark.client.consumer.push.push_consumer import PushConsumer
 from skylark.client.consumer.push.push_settings import _RANGES, PushSettings
-from skylark.client.core.argument_checks import settings_of
 from skylark.client.core.client_message import MessageExt, RetryLater
 from skylark.client.core.client_options import ClientOptions
 from skylark.client.core.client_runtime import inline_runtime
@@ -85,7 +85,7 @@ def test_errors_about_settings_have_their_names_in_python() -> None:
         keyword = name.removesuffix("_ms")
         value = (low - 3) / 1000 if name.endswith("_ms") else low - 3
         with pytest.raises(ConfigError, match=rf"^{keyword} is out of range"):
-            settings_of(PushSettings, {keyword: value})
+            PushSettings(**cast(dict[str, Any], {keyword: value}))
 
 
 async def test_life(tmp_path: Path) -> None:
