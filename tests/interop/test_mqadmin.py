@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from skylark.broker.admin.refused_requests import REFUSED
+from skylark.broker.admin.refused_requests import ACCESS_CONTROL, REFUSED
 from skylark.wire.codes import RequestCode
 from tests.interop import mqadmin_commands
 from tests.interop.admin_site import AdminView, SkylarkUp
@@ -399,10 +399,13 @@ def test_refusals(admin: AdminView, command: str) -> None:
     words = [admin.broker if word == "BROKER" else word for word in OPTIONS[command]]
     code, remark = admin.refusal(command, *words)
     refused = mqadmin_commands.REFUSED_BY_CODE[command]
-    assert code == 3
-    assert remark.startswith(
-        f" request type {refused.value} not supported: {refused.name}: {REFUSED[refused]}"
-    )
+    reason = f"{refused.name}: {REFUSED[refused]}"
+    if refused in ACCESS_CONTROL:
+        assert code == 1
+        assert remark.startswith(reason)
+    else:
+        assert code == 3
+        assert remark.startswith(f" request type {refused.value} not supported: {reason}")
 
 
 @pytest.mark.parametrize("command", SILENT_OPTIONS)

@@ -132,7 +132,7 @@ def _decode_ext(header: bytes, position: int, end: int) -> tuple[dict[str, str] 
 
 
 def _from_latin(text: str) -> str:
-    return text if text.isascii() else _decode(text.encode("latin-1"))
+    return text if text.isascii() else text.encode("latin-1").decode("utf-8", "replace")
 
 
 def _decode(data: bytes) -> str:

@@ -133,7 +133,6 @@ def _no_subscription(request: Command, recorded: Facts) -> Facts:
 
 def _our_settings(request: Command, recorded: Facts) -> Facts:
     settings = {**recorded.body, **dict.fromkeys(OUR_SETTINGS, "")}
-    del settings["rocketmqHome"]
     return msgspec.structs.replace(recorded, body=settings)
 
 

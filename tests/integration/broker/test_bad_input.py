@@ -207,9 +207,9 @@ ODD_HEADERS: Final[dict[str, tuple[Any, int | None]]] = {
     "version is negative": ({"code": 310, "version": -1, "extFields": send_fields()}, 0),
 }  # fmt: skip
 BINARY_HEADERS: Final[dict[str, tuple[bytes, int | None]]] = {
-    "topic is no UTF-8": (binary_frame(310, send_fields(b=b"\xff\xfe")), None),
-    "properties are no UTF-8": (binary_frame(310, send_fields(i=b"k\x01\xff\x02")), None),
-    "half a character": (binary_frame(310, send_fields(i=b"k\x01\xed\xa0\x80\x02")), None),
+    "topic is no UTF-8": (binary_frame(310, send_fields(b=b"\xff\xfe")), 13),
+    "properties are no UTF-8": (binary_frame(310, send_fields(i=b"k\x01\xff\x02")), 0),
+    "half a character": (binary_frame(310, send_fields(i=b"k\x01\xed\xa0\x80\x02")), 0),
     "a topic of a megabyte": (binary_frame(310, send_fields(b="x" * (1 << 20))), 29),
     "a topic that would grow": (binary_frame(310, send_fields(b=b"\0" * 4_000_000)), 29),
     "a group of a megabyte": (binary_frame(38, {"consumerGroup": "g" * (1 << 20)}), 1),

@@ -1,6 +1,7 @@
-"""A consumer that catches up does not delay sends of others; the network reads like libuv.
+"""A consumer that catches up, or a flood, does not delay sends of others.
 
-Pulls are counted between two answers to the quiet producer, never wall time.
+The network reads like libuv: up to 32 times from one socket in one turn. Pulls are counted between
+two answers to the quiet producer, never wall time.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+from skylark.broker.overload.overload_guard import Reason
+from skylark.core.clock import LoopClock
 from skylark.net.limits import NetLimits
+from skylark.testing.memory_net import MemoryNetwork
 from skylark.wire.codes import CURRENT_VERSION, RequestCode
 from skylark.wire.command import Command
 from skylark.wire.frame import FrameBuffer, encode_frame
 from tests.support.bad_requests import send_fields
+from tests.unit.broker.overload.test_overload_guard import SEND, STALL, World
 from tests.unit.broker.stored import OWN, stored
 
 MESSAGES, SIZE = 64, 4_000
@@ -90,3 +95,34 @@ async def test_a_consumer_that_catches_up_does_not_delay_sends(tmp_path: Path) -
         consumer.close()
         producer.close()
         await world.clock.drain()
+
+
+async def test_a_flood_that_is_read_as_libuv_reads_has_no_quiet_producer_refused() -> None:
+    """One poll brings the whole flood, 2.5 s of work, before it looks at the quiet producer."""
+    network = MemoryNetwork(window_size=16 << 20, chunk_size=256 << 10, reads_per_turn=32)
+    world, clock = World(network), LoopClock()
+    host, port = await world.server.start("127.0.0.1", 9876)
+    frame = encode_frame(Command(code=SEND, version=513))
+    world.stall_s = 0.01
+
+    def send_again() -> None:
+        if len(flooding.codes) < 250:
+            quiet.write(frame)
+
+    flood, flooding = await network.connect(Asking, host, port, timeout_s=1, clock=clock)
+    quiet, asking = await network.connect(
+        lambda: Asking(send_again), host, port, timeout_s=1, clock=clock
+    )
+    batch = encode_frame(Command(code=STALL, version=513, body=bytes(33_000)))
+    flood.write(batch * 250)
+    quiet.write(frame)
+    async with clock.timeout(60):
+        while len(flooding.codes) < 250:  # noqa: ASYNC110 - it takes turns of the loop, not time
+            await asyncio.sleep(0)
+    assert set(asking.codes) == {0}
+    assert len(asking.codes) >= 15, "it was served while the flood lasted"
+    assert set(flooding.codes) == {0}, "it is slowed, not refused"
+    assert world.guard.refused_counts[Reason.WAITED] == 0
+    for transport in (flood, quiet):
+        transport.close()
+    await world.server.stop()

@@ -29,7 +29,6 @@ from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
 from skylark.net.server import RemotingServer
 from skylark.net.transport import Network, TcpNetwork
-from skylark.testing.memory_net import MemoryNetwork
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.frame import FrameBuffer, encode_frame
@@ -646,53 +645,6 @@ async def test_a_flood_is_slowed_and_the_quiet_producer_beside_it_is_never_refus
             assert set(quiet_codes) == {0}
             assert {code for code, _ in await flood.answers(250)} == {0}
             assert world.guard.refused_counts[Reason.WAITED] == 0
-
-
-class Asking(asyncio.Protocol):
-    """Keeps the codes of its answers, and does something at each."""
-
-    def __init__(self, on_answer: Callable[[], None]) -> None:
-        self.codes: list[int] = []
-        self._on_answer = on_answer
-        self._frames = FrameBuffer()
-
-    def data_received(self, data: bytes) -> None:
-        for answer in self._frames.feed(data):
-            self.codes.append(answer.code)
-            self._on_answer()
-
-
-async def test_a_flood_that_is_read_as_libuv_reads_has_no_quiet_producer_refused() -> None:
-    """One poll brings the whole flood, 2.5 s of work, before it looks at the quiet producer."""
-    network = MemoryNetwork(window_size=16 << 20, chunk_size=256 << 10, reads_per_turn=32)
-    world, clock = World(network), LoopClock()
-    host, port = await world.server.start("127.0.0.1", 9876)
-    frame = encode_frame(Command(code=SEND, version=513))
-    world.stall_s = 0.01
-
-    def send_again() -> None:
-        if len(flooding.codes) < 250:
-            quiet.write(frame)
-
-    flood, flooding = await network.connect(
-        lambda: Asking(lambda: None), host, port, timeout_s=1, clock=clock
-    )
-    quiet, asking = await network.connect(
-        lambda: Asking(send_again), host, port, timeout_s=1, clock=clock
-    )
-    batch = encode_frame(Command(code=STALL, version=513, body=bytes(33_000)))
-    flood.write(batch * 250)
-    quiet.write(frame)
-    async with clock.timeout(60):
-        while len(flooding.codes) < 250:  # noqa: ASYNC110 - it takes turns of the loop, not time
-            await asyncio.sleep(0)
-    assert set(asking.codes) == {0}
-    assert len(asking.codes) >= 15, "it was served while the flood lasted"
-    assert set(flooding.codes) == {0}, "it is slowed, not refused"
-    assert world.guard.refused_counts[Reason.WAITED] == 0
-    for transport in (flood, quiet):
-        transport.close()
-    await world.server.stop()
 
 
 @on_both_loops

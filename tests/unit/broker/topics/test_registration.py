@@ -52,6 +52,7 @@ class World:
         texts = {
             "brokerName": "broker-a",
             "brokerIP1": "127.0.0.2",
+            "brokerIP2": "127.0.0.2",
             "listenPort": "20911",
             "namesrvAddr": namesrv_addr,
             "storePathRootDir": "unused",
