@@ -207,7 +207,7 @@ ODD_HEADERS: Final[dict[str, tuple[Any, int | None]]] = {
     "version is negative": ({"code": 310, "version": -1, "extFields": send_fields()}, 0),
 }  # fmt: skip
 BINARY_HEADERS: Final[dict[str, tuple[bytes, int | None]]] = {
-    "topic is no UTF-8": (binary_frame(310, send_fields(b=b"\xff\xfe")), 13),
+    "topic is no UTF-8": (binary_frame(310, send_fields(b=b"\xff\xfe")), 29),
     "properties are no UTF-8": (binary_frame(310, send_fields(i=b"k\x01\xff\x02")), 0),
     "half a character": (binary_frame(310, send_fields(i=b"k\x01\xed\xa0\x80\x02")), 0),
     "a topic of a megabyte": (binary_frame(310, send_fields(b="x" * (1 << 20))), 29),
