@@ -24,7 +24,9 @@ SERVED: Final = (
     "deleteExpiredCommitLog", "cleanUnusedTopic", "statsAll", "allocateMQ", "checkMsgSendRT",
     "getNamesrvConfig", "updateNamesrvConfig", "getBrokerConfig", "getConsumerConfig", "queryCq",
     "sendMessage", "consumeMessage", "exportMetadata", "exportConfigs", "exportMetrics",
-    "haStatus",
+    "haStatus", "getColdDataFlowCtrInfo", "updateColdDataFlowCtrGroupConfig",
+    "removeColdDataFlowCtrGroupConfig", "setCommitLogReadAheadMode", "resetMasterFlushOffset",
+    "checkRocksdbCqWriteProgress", "rocksDBConfigToJson",
 )  # fmt: skip
 
 #: Command -> the request that the broker refuses; the reason stands with the refusal.
@@ -44,14 +46,7 @@ REFUSED_BY_CODE: Final = {
     "exportPopRecord": RequestCode.POP_ROLLBACK,
     "addBroker": RequestCode.ADD_BROKER,
     "removeBroker": RequestCode.REMOVE_BROKER,
-    "resetMasterFlushOffset": RequestCode.RESET_MASTER_FLUSH_OFFSET,
     "getBrokerEpoch": RequestCode.GET_BROKER_EPOCH_CACHE,
-    "getColdDataFlowCtrInfo": RequestCode.GET_COLD_DATA_FLOW_CTR_INFO,
-    "updateColdDataFlowCtrGroupConfig": RequestCode.UPDATE_COLD_DATA_FLOW_CTR_CONFIG,
-    "removeColdDataFlowCtrGroupConfig": RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG,
-    "setCommitLogReadAheadMode": RequestCode.SET_COMMITLOG_READ_MODE,
-    "checkRocksdbCqWriteProgress": RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS,
-    "rocksDBConfigToJson": RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON,
     "switchTimerEngine": RequestCode.SWITCH_TIMER_ENGINE,
     "updateStaticTopic": RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC,
     "getBrokerLiteInfo": RequestCode.GET_BROKER_LITE_INFO,

@@ -342,6 +342,65 @@ def test_a_group_that_was_never_online(admin: AdminView) -> None:
     assert (code, remark.split(" BROKER")[0]) == (1, "the producer group[Nobody] not exist")
 
 
+@shows(
+    "getColdDataFlowCtrInfo",
+    "updateColdDataFlowCtrGroupConfig",
+    "removeColdDataFlowCtrGroupConfig",
+    codes=[
+        RequestCode.GET_COLD_DATA_FLOW_CTR_INFO,
+        RequestCode.UPDATE_COLD_DATA_FLOW_CTR_CONFIG,
+        RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG,
+    ],
+)
+def test_limits_of_cold_reads(admin: AdminView) -> None:
+    broker = ("-b", admin.broker)
+    admin.run(
+        *("updateColdDataFlowCtrGroupConfig", *broker, "-g", "Cold", "-v", "1024"),
+        expect=f"updateColdDataFlowCtrGroupConfig success, {admin.broker}",
+    )
+    printed = admin.run("getColdDataFlowCtrInfo", *broker, expect="runtimeTable")
+    shown = json.loads(printed[printed.index("{") :])
+    assert shown == {
+        "runtimeTable": {},
+        "configTable": {"Cold": 1024},
+        "cgColdReadThreshold": 3_145_728,
+        "globalColdReadThreshold": 104_857_600,
+        "globalAcc": 0,
+    }
+    admin.run(
+        *("removeColdDataFlowCtrGroupConfig", *broker, "-g", "Cold"),
+        expect=f"remove broker cold read threshold success, {admin.broker}",
+    )
+    printed = admin.run("getColdDataFlowCtrInfo", *broker, expect="runtimeTable")
+    assert json.loads(printed[printed.index("{") :])["configTable"] == {}
+
+
+@shows(
+    "setCommitLogReadAheadMode",
+    "resetMasterFlushOffset",
+    "checkRocksdbCqWriteProgress",
+    "rocksDBConfigToJson",
+    codes=[
+        RequestCode.SET_COMMITLOG_READ_MODE,
+        RequestCode.RESET_MASTER_FLUSH_OFFSET,
+        RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS,
+        RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON,
+    ],
+)
+def test_requests_about_the_store_that_change_little(admin: AdminView) -> None:
+    for mode in ("1", "0"):
+        admin.run(
+            *("setCommitLogReadAheadMode", "-b", admin.broker, "-m", mode),
+            expect=f"set commitlog readahead mode success, mode: {mode}",
+        )
+    admin.run(
+        *("resetMasterFlushOffset", "-b", admin.broker, "-o", "0"),
+        expect="reset master flush offset to 0 success",
+    )
+    admin.run("checkRocksdbCqWriteProgress", *CLUSTER, expect="broker-a check doing, please wait")
+    admin.run("rocksDBConfigToJson", *CLUSTER, "-t", "topics", expect="broker export done.")
+
+
 # Refused by name
 
 USER = ("-s", "User:u")
@@ -365,14 +424,7 @@ OPTIONS = {
     "exportPopRecord": BROKER,
     "addBroker": ("-c", "BROKER", "-b", "b.conf"),
     "removeBroker": ("-c", "BROKER", "-b", "DefaultCluster:broker-b:0"),
-    "resetMasterFlushOffset": (*BROKER, "-o", "0"),
     "getBrokerEpoch": ("-b", "broker-a"),
-    "getColdDataFlowCtrInfo": BROKER,
-    "updateColdDataFlowCtrGroupConfig": (*BROKER, "-g", "G", "-v", "1"),
-    "removeColdDataFlowCtrGroupConfig": (*BROKER, "-g", "G"),
-    "setCommitLogReadAheadMode": (*BROKER, "-m", "1"),
-    "checkRocksdbCqWriteProgress": CLUSTER,
-    "rocksDBConfigToJson": (*CLUSTER, "-t", "topics"),
     "switchTimerEngine": (*BROKER, "-e", "R"),
     "updateStaticTopic": (*CLUSTER, "-t", "Static", "-qn", "4"),
     "getBrokerLiteInfo": BROKER,
