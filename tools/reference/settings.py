@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Final
 
-from skylark.broker.cold_read_config import ColdReadConfig
 from skylark.broker.config import ALWAYS_BLACK_LISTED, BrokerConfig
 from skylark.broker.ignored_settings import IGNORED
 from skylark.broker.ignored_settings import REFUSED as REFUSED_BROKER
@@ -82,8 +81,6 @@ def broker_page() -> str:
         *_groups(StoreConfig, "Store: ", broker_change),
         "## Replication\n",
         table(COLUMNS, (_row(info, broker_change) for info in own_settings(ReplicationConfig))),
-        "## Cold reads\n",
-        table(COLUMNS, (_row(info, broker_change) for info in own_settings(ColdReadConfig))),
         "## What waits for a restart\n",
         table(["Why", "Keys"], reasons),
         "## Values that are refused\n\nOther values than these stop the start.\n",

@@ -4,8 +4,7 @@ A properties file written for ``mqbroker`` loads unchanged. Its keys fall in thr
 
 * :class:`BrokerConfig` holds what has an effect in the broker;
 * its section ``store`` holds what has an effect in the message store, and its section
-  ``replication`` what has one between a master and its slaves, and ``cold_reads`` the limits for
-  groups that read old messages;
+  ``replication`` what has one between a master and its slaves;
 * its section ``ignored`` holds the rest (:mod:`skylark.broker.ignored_settings`), and refuses what
   may not be ignored: access control, TLS, POP, a controller.
 
@@ -35,7 +34,6 @@ from typing import Annotated, Final
 
 import msgspec
 
-from skylark.broker.cold_read_config import ColdReadConfig
 from skylark.broker.ignored_settings import IgnoredSettings
 from skylark.core.config import (
     Config,
@@ -457,7 +455,6 @@ class BrokerConfig(Config, frozen=True, kw_only=True):
     ] = 10_000
 
     replication: ReplicationConfig = ReplicationConfig()
-    cold_reads: ColdReadConfig = ColdReadConfig()
     ignored: IgnoredSettings = IgnoredSettings()
 
     def check(self) -> Iterable[str]:

@@ -264,6 +264,24 @@ class StoreConfig(Config, frozen=True, kw_only=True):
     max_transfer_count_on_message_in_disk: Annotated[
         int, Setting("Most messages of one read from disk.", minimum=0)
     ] = 8
+    access_message_in_memory_hot_ratio: Annotated[
+        int,
+        Setting(
+            "Messages are old when this share of the memory was written since.",
+            unit="%",
+            minimum=0,
+            maximum=100,
+        ),
+    ] = 26
+    cold_data_flow_control_enable: Annotated[
+        bool, Setting("Limit groups that read old messages from the disk.")
+    ] = False
+    cg_cold_read_threshold: Annotated[
+        int, Setting("What a group may read of them in 5 s.", unit="bytes", minimum=0)
+    ] = 3 << 20
+    global_cold_read_threshold: Annotated[
+        int, Setting("What all groups may read of them in 5 s.", unit="bytes", minimum=0)
+    ] = 100 << 20
     access_message_in_memory_max_ratio: Annotated[
         int,
         Setting(

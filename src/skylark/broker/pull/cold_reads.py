@@ -67,8 +67,8 @@ class ColdReads:
 
     def _apply(self, config: BrokerConfig) -> None:
         #: Whether reads are counted and limited.
-        self.is_on = config.cold_reads.cold_data_flow_control_enable
-        hot_ratio = config.cold_reads.access_message_in_memory_hot_ratio
+        self.is_on = config.store.cold_data_flow_control_enable
+        hot_ratio = config.store.access_message_in_memory_hot_ratio
         self._hot_size = self._memory_size * hot_ratio // 100
 
     def start(self) -> None:
@@ -90,7 +90,7 @@ class ColdReads:
 
     def info(self) -> ColdDataFlowCtrInfo:
         """GET_COLD_DATA_FLOW_CTR_INFO (2003)."""
-        config = self._live.current.cold_reads
+        config = self._live.current.store
         return ColdDataFlowCtrInfo(
             runtime_table=self._counts,
             config_table=self.thresholds,
@@ -129,7 +129,7 @@ class ColdReads:
         count = self._counts.get(group)
         if count is None or group in MAY_ALWAYS_PULL:
             return False
-        config = self._live.current.cold_reads
+        config = self._live.current.store
         threshold = self.thresholds.get(group, config.cg_cold_read_threshold)
         return (
             count.cold_acc >= threshold

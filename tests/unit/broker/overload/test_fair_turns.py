@@ -19,7 +19,8 @@ from skylark.wire.codes import CURRENT_VERSION, RequestCode
 from skylark.wire.command import Command
 from skylark.wire.frame import FrameBuffer, encode_frame
 from tests.support.bad_requests import send_fields
-from tests.unit.broker.overload.test_overload_guard import SEND, STALL, World
+from tests.unit.broker.overload.test_overload_guard import SEND, STALL
+from tests.unit.broker.overload.test_overload_guard_loops import World
 from tests.unit.broker.stored import OWN, stored
 
 MESSAGES, SIZE = 64, 4_000
