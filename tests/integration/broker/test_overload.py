@@ -136,7 +136,8 @@ async def test_sends_behind_a_stalled_append_are_refused() -> None:
                 "[PCBUSY_CLEAN_QUEUE]broker busy, start flow control for a while, period in queue: "
             )
             waited_ms = int(remark.partition("queue: ")[2].partition("ms")[0])
-            assert 1_240 <= waited_ms <= elapsed_ms
+            # Less than the stall: a wait for a processor just before it is subtracted, too.
+            assert 1_000 <= waited_ms <= elapsed_ms
         assert (await other.answer()).code == 0, "a pull may wait for longer"
         assert (await third.answer()).code == 0, "and a heartbeat"
         assert broker.features.overload.guard.refused_counts[Reason.PAGE_CACHE_BUSY] == 2
