@@ -4,7 +4,8 @@
 
     CREATE_JUST --start--> START_FAILED --start succeeded--> RUNNING --stop--> SHUTDOWN_ALREADY
 
-During a start the state is START_FAILED, so a start that raises leaves the right state behind.
+During a start the state is START_FAILED, so a start that raises leaves the right state behind. A
+consumer goes back to CREATE_JUST then, because its start may be repeated.
 Counterpart of Java's ``ServiceState``.
 """
 
