@@ -50,6 +50,11 @@ def pytest_configure(config: pytest.Config) -> None:
     # Background jobs of a shell start with SIGINT ignored, and so would all children of tests.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.addinivalue_line(
+        "markers",
+        "serves(*codes): requests that this test of an item of the specification shows served;"
+        " docs/compatibility.md cites it",
+    )
     config.pluginmanager.register(FolderTimes(), "folder-times")
     if order := os.environ.get("ORDER"):
         from tests.support.random_order import RandomOrder, parse_order

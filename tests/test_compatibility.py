@@ -60,8 +60,17 @@ SOURCE = """
 from tests.interop.shown import shows
 
 @pytest.mark.spec("broker.13.4", "broker.13.5")
+@pytest.mark.serves(RequestCode.PULL_MESSAGE)
 async def test_spec(world):
     await world.call(RequestCode.PULL_MESSAGE)
+
+@pytest.mark.spec("store.12.45")
+async def test_a_slave_refuses(world):
+    assert (await world.call(RequestCode.END_TRANSACTION)).code == 1
+
+@pytest.mark.serves(RequestCode.GET_MAX_OFFSET)
+def test_without_an_item(world):
+    world.call(RequestCode.GET_MAX_OFFSET)
 
 @shows("topicList", "topicRoute", codes=[RequestCode.GET_MAX_OFFSET])
 def test_real_tool(admin):
@@ -84,6 +93,15 @@ def test_declarations_and_marks_are_read() -> None:
         RequestCode.PULL_MESSAGE: {"spec broker.13.4", "spec broker.13.5"},
         RequestCode.GET_MAX_OFFSET: {"interop real_tool"},
     }
+
+
+def test_a_refusal_shows_nothing() -> None:
+    """A slave that refuses what a master does, and a recorded request that is refused here."""
+    codes = compatibility.collect().codes
+    for code in (RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.END_TRANSACTION):
+        assert not any("store.12.45" in shown for shown in codes[code])
+    assert "replay" not in codes[RequestCode.SET_MESSAGE_REQUEST_MODE]
+    assert "replay" in codes[RequestCode.GET_BROKER_CONFIG]  # another answer, and no refusal
 
 
 def test_states() -> None:

@@ -9,7 +9,8 @@
 replay     a recorded request of this code is sent again and answered as recorded: to the name
            server (``tests/golden/test_namesrv_replay.py``) or to the broker
            (``tests/golden/replay``)
-spec       a test marked with an item of the specification of the servers names the code
+spec       a test marked with an item of the specification of the servers declares that it shows
+           the code served (``@pytest.mark.serves``)
 interop    a test with a real client or tool declares the command or code with ``shows``
            (``tests/interop/shown.py``), or a row of the table of scenarios stands for it
 =========  =======================================================================================
@@ -33,7 +34,10 @@ from typing import Final
 from skylark.broker.admin.refused_requests import REFUSED
 from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.codes import RequestCode
+from skylark.wire.command import Command
 from skylark.wire.rows.catalogue_row import Row
+from tests.golden.replay.comparison import DIFFERENCES, Difference, refused
+from tests.golden.replay.player import Exchange
 from tests.golden.replay.recording import RUNS, Scenario
 from tests.interop import mqadmin_commands
 from tests.interop.broker_scenarios.table import CLIENTS, SCENARIOS
@@ -75,7 +79,7 @@ _HEAD: Final = """\
 What works, what is refused and what comes later. "Works" stands only where a test shows it:
 
 - *replay*: a request recorded with a real broker or name server, sent again and answered alike;
-- *spec*: a test of the numbered item of the specification;
+- *spec*: a test of the numbered item of the specification, in which the request is served;
 - *interop*: the real client or tool, run against Skylark by
 
 ```console
@@ -102,7 +106,8 @@ def collect() -> Evidence:
     for run in RUNS:
         for name in run.scenarios:
             for frame in Scenario(name).requests:
-                evidence.codes[frame.command.code].add("replay")
+                if not _is_refused(name, frame.command):
+                    evidence.codes[frame.command.code].add("replay")
     for code in _name_server_requests():
         evidence.codes[code].add("replay")
     for scenario in SCENARIOS:
@@ -114,6 +119,15 @@ def collect() -> Evidence:
         is_shown = part is None or has_passed(part)
         collect_source(path.read_text(), evidence, "" if is_shown else NO_RUN)
     return evidence
+
+
+def _is_refused(scenario: str, request: Command) -> bool:
+    """Whether a recorded request is expected to be refused when it is sent again."""
+    exchange = Exchange(scenario=scenario, request=request)
+    return any(
+        isinstance(each, Difference) and each.ours is refused and each.applies_to(exchange)
+        for each in DIFFERENCES
+    )
 
 
 def has_passed(part: tuple[str, str]) -> bool:
@@ -135,20 +149,24 @@ def collect_source(source: str, evidence: Evidence, remark: str = "") -> None:
     for node in ast.parse(source).body:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
+        items: set[str] = set()
+        served: set[RequestCode] = set()
         for decorator in node.decorator_list:
             if not isinstance(decorator, ast.Call):
                 continue
             name = ast.unparse(decorator.func)
             if name == "pytest.mark.spec":
-                items = [item for item in _texts(decorator.args) if item.startswith(CHAPTERS)]
-                for code in _codes_in(node.body) if items else ():
-                    evidence.codes[code].update(f"spec {item}" for item in items)
+                items |= {item for item in _texts(decorator.args) if item.startswith(CHAPTERS)}
+            elif name == "pytest.mark.serves":
+                served |= _codes_in(decorator.args)
             elif name == "shows":
                 for command in _texts(decorator.args):
                     evidence.commands[command].add(f"`{node.name}`{remark}")
                 for code in _codes_in([each.value for each in decorator.keywords]):
                     test = node.name.removeprefix("test_")
                     evidence.codes[code].add(f"interop {test}{remark}")
+        for code in served if items else ():
+            evidence.codes[code].update(f"spec {item}" for item in items)
 
 
 def _texts(nodes: Iterable[ast.expr]) -> list[str]:

@@ -95,7 +95,7 @@ class AskedDifference(msgspec.Struct, kw_only=True, frozen=True):
         return asked.code == self.code and self.ext.items() <= (asked.ext or {}).items()
 
 
-def _refused(request: Command, recorded: Facts) -> Facts:
+def refused(request: Command, recorded: Facts) -> Facts:
     what = (
         "mode POP" if request.code == SET_MESSAGE_REQUEST_MODE else f"request type {request.code}"
     )
@@ -162,7 +162,7 @@ DIFFERENCES: Final[tuple[Difference | AskedDifference, ...]] = (
             reason="POP consumption is not there yet and is refused by name",
             scenario=scenario,
             codes=POP_CODES,
-            ours=_refused,
+            ours=refused,
         )
         for scenario in ("pop-consumer", "errors")
     ),

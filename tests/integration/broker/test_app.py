@@ -94,6 +94,7 @@ async def test_nothing_is_lost_by_a_restart(tmp_path: Path, flush: str) -> None:
 
 @pytest.mark.spec("broker.13.24")
 @pytest.mark.spec("remoting.10.28")
+@pytest.mark.serves(RequestCode.HEART_BEAT, RequestCode.GET_ALL_TOPIC_CONFIG)
 async def test_the_fast_port_takes_no_pulls(tmp_path: Path) -> None:
     async with running(broker := broker_of(tmp_path)) as client:
         fast = broker.fast_address

@@ -45,6 +45,7 @@ async def following(root: Path, count: int) -> AsyncIterator[Pair]:
 
 
 @pytest.mark.spec("store.12.45")
+@pytest.mark.serves(RequestCode.LOG_CHECK)
 async def test_a_slave_has_the_log_the_topics_and_the_offsets_of_its_master(
     tmp_path: Path,
 ) -> None:

@@ -85,6 +85,7 @@ async def test_an_idle_connection_is_closed_after_two_minutes(tmp_path: Path) ->
 
 @on_both_loops
 @pytest.mark.spec("remoting.10.29")
+@pytest.mark.serves(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
 async def test_a_consumer_that_goes_is_told_to_the_others(tmp_path: Path) -> None:
     async with running(broker_of(tmp_path)) as broker:
         first, second = (RawClient(broker.address) for _ in range(2))

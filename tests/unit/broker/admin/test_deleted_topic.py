@@ -21,6 +21,11 @@ async def ask_name_server(world: Stored, code: int, **ext: str) -> Command:
 
 
 @pytest.mark.spec("broker.13.23")
+@pytest.mark.serves(
+    RequestCode.UPDATE_AND_CREATE_TOPIC,
+    RequestCode.DELETE_TOPIC_IN_BROKER,
+    RequestCode.DELETE_TOPIC_IN_NAMESRV,
+)
 async def test_nothing_of_a_deleted_topic_is_left(tmp_path: Path) -> None:
     async with stored(tmp_path, namesrvAddr=NAME_SERVER) as world:
         name_server = NameServer(

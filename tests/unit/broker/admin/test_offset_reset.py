@@ -62,6 +62,7 @@ async def reset(world: Stored, **changes: str) -> dict[int, int]:
 
 
 @pytest.mark.spec("broker.13.21")
+@pytest.mark.serves(RequestCode.UPDATE_CONSUMER_OFFSET)
 async def test_a_reset_wins_over_late_commits_and_shows_at_the_next_pull(world: Stored) -> None:
     await fill(world)
     commit = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "5"}

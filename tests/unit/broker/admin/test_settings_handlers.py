@@ -26,6 +26,7 @@ async def shown(peer: Peer) -> tuple[dict[str, str], int]:
 
 
 @pytest.mark.spec("remoting.10.25")
+@pytest.mark.serves(RequestCode.UPDATE_BROKER_CONFIG)
 async def test_settings_change_at_once_unless_they_are_protected(world: World, peer: Peer) -> None:
     before, counter = await shown(peer)
     assert before["flushDiskType"] == "ASYNC_FLUSH"

@@ -146,6 +146,7 @@ async def test_a_change_that_cannot_be_saved_is_not_acknowledged(world: World, p
 
 
 @pytest.mark.spec("broker.13.23")
+@pytest.mark.serves(RequestCode.DELETE_TOPIC_IN_BROKER)
 async def test_a_deleted_topic_takes_retry_topics_offsets_and_queues_along(
     world: World, peer: Peer
 ) -> None:

@@ -62,6 +62,7 @@ async def test_a_heartbeat_makes_group_retry_topic_member_and_producer(
 
 
 @pytest.mark.spec("remoting.10.13")
+@pytest.mark.serves(RequestCode.HEART_BEAT, RequestCode.GET_CONSUMER_CONNECTION_LIST)
 async def test_the_heartbeat_of_the_cpp_client(world: World, peer: Peer) -> None:
     body = (
         b'{"clientID":"10.0.0.9@77#1","consumerDataSet":[{"consumeFromWhere":0,"consumeType":1,'
@@ -299,6 +300,7 @@ async def test_a_group_that_wants_no_notices_gets_none(world: World, peer: Peer)
 
 
 @pytest.mark.spec("remoting.10.22")
+@pytest.mark.serves(RequestCode.UNREGISTER_CLIENT, RequestCode.GET_CONSUMER_LIST_BY_GROUP)
 async def test_a_group_without_members_is_an_error(peer: Peer) -> None:
     asked = {"consumerGroup": "g"}
     answer = await peer.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, asked)

@@ -220,6 +220,7 @@ async def test_forbidden_to_a_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("broker.13.13")
+@pytest.mark.serves(RequestCode.CHECK_CLIENT_CONFIG)
 async def test_sql_filters(tmp_path: Path) -> None:
     async with stored(tmp_path, enablePropertyFilter="true") as world:
         for value in ("3", "7", "abc"):
@@ -297,6 +298,7 @@ async def test_a_held_pull_wakes_for_matching_messages(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("remoting.10.3")
+@pytest.mark.serves(RequestCode.GET_MAX_OFFSET)
 async def test_a_held_pull_delays_nothing_on_its_connection(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         world.add_topic("T", 1)

@@ -17,6 +17,7 @@ INNER: Final = {"+queue.type": "BatchCQ"}
 
 
 @pytest.mark.spec("remoting.10.19")
+@pytest.mark.serves(RequestCode.SEND_BATCH_MESSAGE)
 async def test_a_batch_becomes_one_record_per_message(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         await world.send()
@@ -62,6 +63,7 @@ async def test_illegal_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("remoting.10.19")
+@pytest.mark.serves(RequestCode.SEND_BATCH_MESSAGE)
 async def test_the_header_flag_makes_a_batch_not_the_code(tmp_path: Path) -> None:
     body = encode_batch([BatchMessage(b"a"), BatchMessage(b"b")])
     async with stored(tmp_path) as world:

@@ -72,6 +72,7 @@ async def end(
 
 
 @pytest.mark.spec("broker.13.18")
+@pytest.mark.serves(RequestCode.SEND_HALVES, RequestCode.END_HALVES)
 async def test_half_messages_of_a_batch_are_ordinary_half_messages(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         single = await world.producer.send(
