@@ -4,7 +4,7 @@
 ``build/interop``), about ten gigabytes of disk, and the machine for itself for an hour and a half.
 It ends with an error if a goal is missed. ``ROWS='16*,catch-up'`` picks rows; ``ARGS`` may be:
 
-``--rounds 1 --seconds 3 --warm-up 1 --messages 20000``  to make it small
+``--rounds 1 --seconds 12 --warm-up 1 --messages 20000``  to make it small
 ``--json FILE``  to append each sample to a file, from which a second run at the same commit goes on
 ``--growth``     to measure rates against the numbers of queues and connections, the size of
                  messages and the length of the log instead; that takes 40 gigabytes of disk

@@ -101,13 +101,17 @@ def count_at(looks: Looks, at_s: float) -> float | None:
 
 
 def claim_fault(lines: Sequence[Line], looks: Looks) -> str | None:
-    """Why lines cannot be right: the topic did not grow by what they claim."""
+    """Why lines cannot be right: the topic did not grow by what they claim, or nothing tells."""
     claimed = grown = 0.0
+    is_compared = False
     for line in lines[::-WINDOW_S]:
         first, last = count_at(looks, line.at_s - WINDOW_S), count_at(looks, line.at_s)
         if first is not None and last is not None:
+            is_compared = True
             claimed += line.rate * WINDOW_S
             grown += last - first
+    if not is_compared:
+        return f"no line of the program can be checked: measure for more than {WINDOW_S} s"
     if claimed <= grown * CLAIM_MAX + CLAIM_SLACK:
         return None
     return f"{claimed:,.0f} acknowledged in some seconds, but only {grown:,.0f} stored in them"

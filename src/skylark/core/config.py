@@ -59,6 +59,8 @@ _KEY_VALUE: Final = re.compile(
 _ESCAPE: Final = re.compile(r"\\(?:u(?P<hex>[0-9a-fA-F]{4})|(?P<char>.))", re.DOTALL)
 _ESCAPED_CHARS: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _ESCAPES: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r", "\f": "\\f", "\\": "\\\\"}
+#: Values of settings ``tls.*`` that ask for no TLS.
+_NO_TLS: Final = ("", "false", "disabled")
 _VARIABLE: Final = re.compile(r"\$\{([^}]*)\}")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _INT64_MIN: Final = -(1 << 63)
@@ -438,6 +440,16 @@ def unknown_keys(config_type: type[Config], keys: Iterable[str]) -> dict[str, st
     }
 
 
+def tls_problem(key: str, value: str) -> str | None:
+    """Why a setting of Java's TLS cannot be ignored, or None.
+
+    Whoever writes one of them must not get a server that speaks in the clear.
+    """
+    if not key.startswith("tls.") or value.strip().lower() in _NO_TLS:
+        return None
+    return f"{key}: TLS is not built yet; leave out the settings tls.*, or protect the network"
+
+
 def expand(text: str, variables: Mapping[str, str]) -> str:
     """Replace every ``${name}``; raises ValueError for a name that is not among the variables."""
 
@@ -467,11 +479,14 @@ def _apply(
     variables: Mapping[str, str],
 ) -> ConfigT:
     """Parse the texts over the values and build the object, or report all that is wrong."""
+    problems: list[str] = []
     for key, closest in unknown_keys(config_type, texts).items():
+        if (problem := tls_problem(key, texts[key])) is not None:
+            problems.append(problem)
+            continue
         logger.warning(
             "unknown setting %s is ignored%s", key, f"; did you mean {closest}?" if closest else ""
         )
-    problems: list[str] = []
     for info in settings(config_type):
         path = (*info.section, info.name)
         if info.java in texts:

@@ -30,7 +30,7 @@ from typing import Final
 import msgspec
 
 from skylark.broker.config import BrokerConfig
-from skylark.core.config import unknown_keys
+from skylark.core.config import tls_problem, unknown_keys
 from skylark.core.errors import ConfigError
 from skylark.core.names import Address
 
@@ -219,6 +219,9 @@ def settings_of_file(properties: Mapping[str, str], path: Path) -> dict[str, str
         shown = ", ".join(f"{key} ({DECIDED[key]})" for key in decided)
         logger.warning("%s: ignoring settings that options determine: %s", path, shown)
     unknown = unknown_keys(BrokerConfig, properties)
+    for key in unknown:
+        if (problem := tls_problem(key, properties[key])) is not None:
+            raise ConfigError(f"{path}: {problem}")
     for key, close in sorted(unknown.items()):
         meant = "" if close is None else f"; did you mean {close}?"
         logger.warning("%s: ignoring unknown setting %s%s", path, key, meant)

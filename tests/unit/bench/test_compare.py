@@ -186,8 +186,10 @@ def test_lines_may_not_claim_more_than_a_topic_grew_by_in_the_same_seconds() -> 
         "5,400 acknowledged in some seconds, but only 4,500 stored in them"
     )
     assert claim_fault([Line(500.0, 900, 129.0)], looks) is None  # those that failed are no part
-    assert claim_fault([Line(600.0, 0, 131.0)], looks) is None  # nobody looked
-    assert claim_fault([], looks) is None
+    for lines in ([Line(600.0, 0, 131.0)], []):  # nobody looked, and a program that said nothing
+        assert claim_fault(lines, looks) == (
+            "no line of the program can be checked: measure for more than 9 s"
+        )
 
 
 def test_spread_and_noise() -> None:
@@ -230,10 +232,27 @@ def test_a_void_sample_voids_the_row() -> None:
     assert text[2] == "VOID r: skylark, round 10: 5 of 9 acknowledged messages are missing"
 
 
+@pytest.mark.parametrize(
+    ("skylark", "met", "verdict"),
+    [
+        ([130, 140, 125], True, "at least 1.2x: met"),
+        ([130, 140, 115], None, "at least 1.2x: within the noise"),
+        ([130], None, "at least 1.2x: within the noise"),  # one round knows no noise
+        ([110, 140, 115], False, "at least 1.2x: MISSED"),
+    ],
+)
+def test_a_goal_is_met_only_outside_the_noise(
+    skylark: list[float], met: bool | None, verdict: str
+) -> None:
+    rate, _ = summarize(ROW, samples([100] * len(skylark), skylark))
+    assert rate.goal_met is met
+    assert format_table([rate]).splitlines()[1].endswith(verdict)
+
+
 def test_goals_may_be_absolute() -> None:
     goal = Goal(1.0, at_least=False, of_ratio=False, unit="%")
     row = Row("r", "idle", "idle", (Figure("rate", "% of a core", goal),))
-    assert summarize(row, samples([100], [0.5]))[0].goal_met
+    assert summarize(row, samples([100] * 2, [0.5, 0.6]))[0].goal_met
     assert summarize(row, samples([100], [1.5]))[0].goal_met is False
     assert at_most(0.1).is_met(0.09, 5.0)
     assert at_most(0.1).is_met(None, 5.0) is None
