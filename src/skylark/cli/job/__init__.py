@@ -23,7 +23,7 @@ JOBS: Final = {
     ),
     "redrive": LazyCommand(
         "skylark.cli.job.redrive_commands:command",
-        "Send dead letters of a group again (without Spark).",
+        "Send dead letters of a group again, without Spark.",
     ),
     "replay": LazyCommand(
         "skylark.cli.job.replay_commands:command", "Send archived messages to a topic again."
