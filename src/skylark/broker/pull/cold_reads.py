@@ -131,10 +131,7 @@ class ColdReads:
             return False
         config = self._live.current.store
         threshold = self.thresholds.get(group, config.cg_cold_read_threshold)
-        return (
-            count.cold_acc >= threshold
-            or self._total >= config.global_cold_read_threshold
-        )
+        return count.cold_acc >= threshold or self._total >= config.global_cold_read_threshold
 
     def _reads_cold(self, header: PullMessageRequestHeader) -> bool:
         queue = self._store.queues.get(header.topic, header.queue_id)
