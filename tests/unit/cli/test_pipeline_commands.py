@@ -131,8 +131,10 @@ def test_status_as_tables_and_of_some(site: Site, tmp_path: Path) -> None:
     result = skylark("pipeline", "status", file, "q")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[0].split() == ["PIPELINE", "BATCH", "UNFINISHED", "LAG", "CHANGED", "CHECKPOINT"]
-    assert lines[1].split()[:4] == ["q", "0", "-", "0"]
+    assert lines[0].split() == [
+        *("PIPELINE", "STATE", "BATCH", "UNFINISHED", "LAG", "RESTARTS", "CHANGED", "CHECKPOINT"),
+    ]
+    assert lines[1].split()[:6] == ["q", "-", "0", "-", "0", "0"]
     assert lines[4].split() == ["q", "Orders", "broker-a", "0", "10", "10", "0"]
 
 
