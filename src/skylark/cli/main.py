@@ -118,6 +118,7 @@ def _add_global_options(command: click.Command) -> None:
     is_group = isinstance(command, click.Group)
     output = click.option(
         "--output",
+        "output_format",  # commands may have a parameter named output
         type=click.Choice(FORMATS),
         expose_value=False,
         callback=_choose_output,

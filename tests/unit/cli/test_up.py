@@ -142,7 +142,7 @@ def test_mistakes_are_told(tmp_path: Path, arguments: list[str], message: str) -
 def test_a_topic_that_cannot_be_ends_it(tmp_path: Path) -> None:
     done = run(tmp_path, "up", "--ephemeral", *FREE_PORTS, "--topic", "a b")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "Error: The specified topic: a b, contains illegal characters" in done.stderr
+    assert "The specified topic: a b, contains illegal characters" in done.stderr
 
 
 @pytest.mark.parametrize(
