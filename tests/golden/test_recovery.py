@@ -151,7 +151,12 @@ def test_a_store_that_was_shut_down_opens_without_any_change(tmp_path: Path) -> 
     assert not report.derived_files_rebuilt
     assert (report.replayed_records, report.index_behind_from) == (0, None)
     assert not store.dirty_ranges.pending
-    assert tree_of(disk, tmp_path) == tree(DATA / "store-basic")
+    found, java = tree_of(disk, tmp_path), tree(DATA / "store-basic")
+    # While the store is open, what a Java broker reads of it covers closed index files only.
+    open_checkpoint, closed_checkpoint = found.pop("checkpoint"), java.pop("checkpoint")
+    assert open_checkpoint[:8] == closed_checkpoint[:8]
+    assert open_checkpoint[8:16] == open_checkpoint[16:24] == closed_checkpoint[16:24]
+    assert found == java
     assert disk.read_file(ROOT / "abort") == b"4711"
     assert_as_java(store, "store-basic")
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from skylark import ClientOptions, Message
 from skylark.admin.errors import NotFoundError
+from skylark.core.clock import LoopClock
+from skylark.core.errors import SkylarkError
 from skylark.spark.cluster_client import close_clusters
 from skylark.spark.outages import OutageError
 from skylark.spark.sink.sink_client import close_clients
@@ -31,6 +33,17 @@ class Cluster:
         self.address = f"127.0.0.1:{self.namesrv.settings['listenPort']}"
         self.broker = SkylarkBroker(self.address, folder=folder / "broker")
         self.options = ClientOptions(namesrv=self.address, metrics=False)
+
+    def wait_route(self, topic: str) -> None:
+        """Wait until the broker has registered with a name server that started again."""
+        deadline = LoopClock().monotonic() + 60
+        with Admin(self.options) as admin:
+            while True:
+                with suppress(SkylarkError):
+                    if admin.topics.route(topic).queue_datas:
+                        return
+                assert LoopClock().monotonic() < deadline, f"there is no route of {topic}"
+                threading.Event().wait(0.05)
 
     @contextmanager
     def away(self, *servers: ManagedProcess) -> Iterator[None]:
@@ -93,6 +106,7 @@ def test_a_restart_costs_time_and_nothing_else(
         if fresh:
             forget()
         query.commit(messages, 1)
+    cluster.wait_route("Target")
     assert count(cluster.address, "Target") == query.everything(2)
 
 

@@ -74,7 +74,8 @@ def body_values(request_code: int, body: bytes | None) -> Any:
         return json_values(parse(body), OF_THE_RUN.get(request_code, frozenset()))
     if request_code == RequestCode.GET_BROKER_CONFIG:
         pairs = (line.partition("=") for line in body.decode().splitlines())
-        return {key: "" if key in OUR_SETTINGS else value for key, _, value in pairs}
+        hidden = OUR_SETTINGS | {"rocketmqHome"}  # a folder of the machine
+        return {key: "" if key in hidden else value for key, _, value in pairs}
     if request_code == RequestCode.GET_TIMER_CHECK_POINT:
         fields = TIMER_CHECKPOINT.unpack(body)
         return [n for index, n in enumerate(fields) if index not in _TIMER_OF_THE_RUN]

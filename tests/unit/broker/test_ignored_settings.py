@@ -57,8 +57,7 @@ def test_refusals_are_about_ignored_settings() -> None:
     }
 
 
-#: Settings that nothing reads and that are not called ignored: shown only, or one value only.
-SHOWN = {"rocketmq_home"}
+#: Settings that nothing reads and that are not called ignored: they have one value only.
 REFUSED_BY_CHECK = {"lock_in_strict_mode"}
 
 
@@ -66,7 +65,7 @@ def test_every_setting_changes_something_or_is_called_ignored() -> None:
     read = names_read("broker") | names_read("store")
     declared = {info.name for info in (*own_settings(BrokerConfig), *own_settings(StoreConfig))}
     assert len(declared) > 150
-    assert declared - read == SHOWN | REFUSED_BY_CHECK | set(STORE_REFUSED)
+    assert declared - read == REFUSED_BY_CHECK | set(STORE_REFUSED)
 
 
 def names_read(package: str) -> set[str]:
