@@ -47,8 +47,9 @@ from skylark.wire.headers.pull import PullMessageRequestHeader
 from skylark.wire.properties import PROPERTY_RETRY_TOPIC, find_raw_property
 
 PARSE_FAILED: Final = "parse the consumer's subscription failed"
-# As a plain number: members of an enumeration are slower.
+# As plain numbers: members of an enumeration are slower.
 _READ: Final = int(Perm.READ)
+_SUBSCRIPTION: Final = int(PullSysFlag.SUBSCRIPTION)
 _TAG_TYPES: Final = (None, "", "TAG")
 _RETRY_TOPIC: Final = PROPERTY_RETRY_TOPIC.encode()
 
@@ -158,17 +159,14 @@ class PullChecks:
         self, peer: Peer, header: PullMessageRequestHeader, group: SubscriptionGroupConfig
     ) -> PullFilter:
         """The filter of a pull; raises BrokerError if there is none, or the group may not read."""
-        if header.sys_flag & PullSysFlag.SUBSCRIPTION:
+        if header.sys_flag & _SUBSCRIPTION:
             found = self._own(header)
         else:
             found = self._of_heartbeats(header, group)
-        if self._live.current.reject_pull_consumer_enable:
+        config = self._live.current
+        if config.reject_pull_consumer_enable:
             self._check_consumer(peer, header)
-        if (
-            self._live.current.filter_support_retry
-            and found.sql is None
-            and is_retry_topic(header.topic)
-        ):
+        if config.filter_support_retry and found.sql is None and is_retry_topic(header.topic):
             retried = _RetriedFilter(self._filters, header.consumer_group)
             return PullFilter(found.tags, None, retried)
         return found
