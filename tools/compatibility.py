@@ -246,6 +246,8 @@ def _long_runs() -> str:
         if run is None:
             rows.append([name, "no run is recorded", "", "", "", "", ""])
             continue
+        if run.seeds:
+            name = f"`make {kind} PART={part} SEEDS={run.seeds}`"
         counts = [str(run.passed), str(run.failed), str(run.skipped)]
         rows.append([name, f"`{run.commit}`", run.date, *counts, run.machine])
     return "## Long runs\n\nThe last whole run of each part.\n\n" + _table(

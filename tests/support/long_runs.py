@@ -3,12 +3,13 @@
 ``make interop PART=store LEDGER=1`` writes its result into ``tests/ledger.toml``, and so does
 ``make crash``. A part has one entry, that of its last whole run: a run of some of its tests, or of
 files that differ from their commit, is not recorded. ``docs/compatibility.md`` reads the ledger and
-says of what it claims whether a run shows it.
+says of what it claims whether a run shows it. The entry of a run with some seeds names them.
 """
 
 from __future__ import annotations
 
 import datetime
+import os
 import re
 import tomllib
 from collections import Counter
@@ -40,6 +41,7 @@ class LongRun(msgspec.Struct, kw_only=True, frozen=True):
     failed: int
     skipped: int
     machine: str
+    seeds: str = ""  #: of ``SEEDS=<first>-<last>``; empty: all of the part
 
     @property
     def has_passed(self) -> bool:
@@ -72,7 +74,8 @@ def write_ledger(runs: Iterable[LongRun], path: Path = LEDGER) -> None:
     entries = read_ledger(path) | {(run.kind, run.part): run for run in runs}
     blocks = [_HEAD]
     for _, run in sorted(entries.items()):
-        lines = [f"{name} = {_toml(value)}\n" for name, value in msgspec.to_builtins(run).items()]
+        fields = msgspec.to_builtins(run).items()
+        lines = [f"{name} = {_toml(value)}\n" for name, value in fields if value != ""]
         blocks.append("[[run]]\n" + "".join(lines))
     path.write_text("\n".join(blocks))
 
@@ -116,6 +119,7 @@ class LongRunRecorder:
     def runs(self, commit: str) -> list[LongRun]:
         """The results so far, as runs of this commit."""
         facts = machine_facts()
+        seeds = os.environ.get("SEEDS", "")
         return [
             LongRun(
                 kind=kind,
@@ -126,6 +130,7 @@ class LongRunRecorder:
                 failed=counts["failed"],
                 skipped=counts["skipped"],
                 machine=f"{facts['cpu']}, {facts['cores']} cores, {facts['python']}",
+                seeds=seeds if kind == "crash" else "",
             )
             for (kind, part), counts in sorted(self._counts.items())
         ]

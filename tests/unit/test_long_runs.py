@@ -83,6 +83,19 @@ def test_whole_runs_are_recorded(
     assert (None if found is None else (found.passed, found.failed, found.skipped)) == counts
 
 
+@pytest.mark.parametrize(("kind", "seeds"), [("crash", "3-9"), ("interop", "")])
+def test_a_run_with_some_seeds_names_them(
+    kind: str, seeds: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEEDS", "3-9")
+    pytester.makeconftest(PLUGIN.format(commit="abc", root=str(long_runs.ROOT)))
+    folder = pytester.mkdir("tests") / kind
+    folder.mkdir()
+    (folder / "test_store.py").write_text(TESTS.format(good=True))
+    pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    assert read_ledger(pytester.path / "ledger.toml")[kind, "store"].seeds == seeds
+
+
 def test_nothing_is_recorded_of_other_tests(tmp_path: Path) -> None:
     recorder = LongRunRecorder(tmp_path / "ledger.toml")
     assert recorder.runs("abc") == []
