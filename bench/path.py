@@ -186,8 +186,8 @@ class MeasuredBroker:
         if Path(ready["source"]) != self._source:
             raise BenchError(f"the broker is that of {ready['source']}, not of {self._source}")
         with Connection(ready["namesrv"]) as namesrv:
-            address = find_broker(namesrv, FIRST_TOPIC)
-        self.connection = Connection(address)
+            self.address = find_broker(namesrv, FIRST_TOPIC)
+        self.connection = Connection(self.address)
 
     def command(self, word: str) -> int:
         """What the child answers to a word; see :mod:`bench.path_load.child`."""
