@@ -74,7 +74,8 @@ class ConsumerStart(msgspec.Struct, frozen=True, kw_only=True):
             return  # a consumer of this process has it: the registration raises
         client_id, clock = self.instance.client_id, self.instance.runtime.clock
         deadline, waits = clock.monotonic() + HEARTBEAT_EXPIRY_S, False
-        while (other := await self._find_other(topics)) is not None:
+        run_on_control = self.instance.runtime.control.run
+        while (other := await run_on_control(self._find_other(topics))) is not None:
             if clock.monotonic() >= deadline:
                 raise ClientStateError(
                     f"the client id {client_id} is in use by {other}, so both would consume the"
@@ -90,7 +91,10 @@ class ConsumerStart(msgspec.Struct, frozen=True, kw_only=True):
             await self._pause(ID_CHECK_S)
 
     async def _find_other(self, topics: Collection[str]) -> str | None:
-        """The address of a member with our client id; None if there is none, or no answer."""
+        """The address of a member with our client id; None if there is none, or no answer.
+
+        On the control loop, to which the connections belong that it uses.
+        """
         link = self.instance.control_link
         for topic in topics:
             try:

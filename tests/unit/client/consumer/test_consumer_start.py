@@ -14,9 +14,14 @@ import pytest
 from skylark.client.consumer.classic_pull_consumer import PullConsumer
 from skylark.client.consumer.lite_pull.lite_pull_consumer import LitePullConsumer
 from skylark.client.consumer.push.push_consumer import PushConsumer
+from skylark.client.core.client_message import Message, MessageExt
+from skylark.client.core.client_options import ClientOptions
 from skylark.client.core.client_runtime import inline_runtime
 from skylark.client.core.service_state import ServiceState
+from skylark.client.producer.producer import Producer
 from skylark.core.errors import ClientStateError, NoNameServerError
+from skylark.testing import broker
+from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from tests.unit.client.consumer.pushes import Seen, none_left
 from tests.unit.client.worlds import FakeConsumer, World, world
 
@@ -196,3 +201,32 @@ async def test_a_restarted_program_may_have_its_id_again(tmp_path: Path) -> None
         await w.finish(again.start())
         assert w.clock.now_ms() - before_ms < 2_000
         await w.finish(again.stop())
+
+
+@pytest.mark.parametrize("kind", [PushConsumer, LitePullConsumer])
+async def test_a_consumer_with_an_instance_name_gets_messages(
+    kind: type[PushConsumer | LitePullConsumer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in an application, where control work has a thread: the check of the id is done there."""
+    async with broker(transport="loopback") as local:
+        options = ClientOptions(namesrv=local.namesrv, instance_name="mine")
+        topic = await local.topic(queue_count=1)
+        async with Producer("p", options) as producer:
+            await producer.send(Message(topic, b"first"))
+        got: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def handle(message: MessageExt) -> None:
+            got.put_nowait(message.body)
+
+        consumer = kind("g", options, consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+        if isinstance(consumer, PushConsumer):
+            consumer.subscribe(topic, handle)
+        else:
+            consumer.subscribe(topic)
+        async with asyncio.timeout(30), consumer:
+            if isinstance(consumer, LitePullConsumer):
+                while not (messages := await consumer.poll(timeout=1)):
+                    pass
+                got.put_nowait(messages[0].body)
+            assert await got.get() == b"first"
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR] == []
