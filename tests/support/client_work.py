@@ -14,7 +14,7 @@ import random
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
@@ -50,6 +50,9 @@ BATCH: Final = 25
 CONSUMES: Final = ("push", "orderly", "lite", "push to threads", "sync push")
 MEMBER_CONCURRENCY: Final = 8
 PROCESS_WITHIN_S: Final = 30.0
+#: The program of a member that is killed, and the line that it prints when it has queues.
+MEMBER: Final = ("-m", "tests.support.storm_member")
+JOINED: Final = b"joined\n"
 FAIL_EVERY: Final = 400  # messages of which a handler refuses one, once
 BREAKING: Final = ("cut", "cut", "close", "halve", "halve", "stall", "stall", "slow")
 
@@ -247,6 +250,7 @@ class Group:
         self._front: defaultdict[int, int] = defaultdict(int)  # queue id: first offset nobody has
         self._refused: set[int] = set()
         self._members: list[tuple[Consumer, asyncio.Task[None] | None]] = []
+        self._printed: list[bytes] = []  # by the process that is to be killed
 
     async def join(self) -> None:
         """One more member."""
@@ -287,27 +291,28 @@ class Group:
                 await consumer.commit()
         await called(self._threads, consumer.stop)
 
-    async def start_process(self) -> asyncio.subprocess.Process:
+    async def start_process(self, program: Sequence[str] = MEMBER) -> asyncio.subprocess.Process:
         """A process joins the group; returns when it has queues."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tests.support.storm_member",
-            str(self._options.namesrv),
+            *(sys.executable, *program, str(self._options.namesrv)),
             stdout=asyncio.subprocess.PIPE,
         )
         assert process.stdout is not None
+        self._printed = []
         async with asyncio.timeout(PROCESS_WITHIN_S):
-            await process.stdout.readline()
+            while (line := await process.stdout.readline()) != JOINED:
+                assert line, "the process has ended"
+                self._printed.append(line)  # a handler may be quicker than the assignment
         return process
 
     async def kill_process(self, process: asyncio.subprocess.Process) -> bool:
         """Kill a process of :meth:`start_process` that gets messages; whether it got any."""
         assert process.stdout is not None
-        lines: list[bytes] = []
+        lines = self._printed
         try:
             async with asyncio.timeout(PROCESS_WITHIN_S):
-                lines.append(await process.stdout.readline())
+                if not lines:
+                    lines.append(await process.stdout.readline())
         except TimeoutError:
             pass  # the other members have got everything
         finally:

@@ -1,8 +1,8 @@
 """A consumer process of a storm, which is killed: ``python -m tests.support.storm_member NAMESRV``.
 
-It prints a line when it has queues, and one for each message that it accepts, before the message
-counts as consumed: queue id, queue offset, how often it was delivered before, and its number. So
-what a killed process has committed was printed.
+It prints ``joined`` when it has queues, and a line for each message that it accepts, before the
+message counts as consumed: queue id, queue offset, how often it was delivered before, and its
+number. So what a killed process has committed was printed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from skylark import sync
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.client_options import ClientOptions
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
-from tests.support.client_work import GROUP, MEMBER_CONCURRENCY, TOPIC, number_of
+from tests.support.client_work import GROUP, JOINED, MEMBER_CONCURRENCY, TOPIC, number_of
 
 
 def main(namesrv: str) -> None:
@@ -38,7 +38,7 @@ def main(namesrv: str) -> None:
     with consumer:
         while not any(queue.topic == TOPIC for queue in consumer.assignment):
             time.sleep(0.01)
-        sys.stdout.write("joined\n")
+        sys.stdout.write(JOINED.decode())
         sys.stdout.flush()
         threading.Event().wait()
 
