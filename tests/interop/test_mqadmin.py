@@ -83,8 +83,8 @@ def test_topics(admin: AdminView) -> None:
     )
     assert (code, remark.split(" BROKER")[0]) == (
         1,
-        # Java has LITE, too.
-        "value is not in set: [UNSPECIFIED, MIXED, TRANSACTION, PRIORITY, FIFO, DELAY, NORMAL]",
+        "value is not in set: [UNSPECIFIED, MIXED, TRANSACTION, PRIORITY, FIFO, DELAY, LITE,"
+        " NORMAL]",
     )
 
     printed = admin.run("deleteTopic", *CLUSTER, "-t", "Made")

@@ -86,7 +86,7 @@ class Shape(msgspec.Struct, frozen=True):
             consumes=consumes,
             members=rng.randint(1, 3),
             batch=rng.choice((1, 1, 16)),
-            queues=rng.randint(3, 8),
+            queues=rng.randint(4, 8),  # one for each member, and for the process that is killed
             sync_flush=rng.random() < 0.3,
             troubles=tuple(troubles),
         )
