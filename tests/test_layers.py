@@ -81,7 +81,7 @@ TABLE: dict[str, Layer] = {
             "core wire net store filter auth replication namesrv broker client admin spark launch"
         ),
         third_party=_set("msgspec pytest"),
-        lazily=_set("numpy uvloop"),
+        lazily=_set("numpy pytest_asyncio uvloop"),
     ),
     # An application like those of users, which also starts what they start by hand: it imports what
     # they do (aio), and for servers and pipelines what the command line does.
