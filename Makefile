@@ -1,7 +1,7 @@
 # Everything a developer does here, by name. `make` alone prints the list.
 #
 # Only python3 (3.11 or newer) and make are assumed; the first target that needs more installs it
-# into .venv, without root, in two steps: Skylark itself (150 MB), which is all that `make up` and
+# into .venv, without root, in two steps: Skylark itself (160 MB), which is all that `make up` and
 # `make demo ARGS=--no-spark` need, and the rest (1.3 GB: Spark and the tools). See CONTRIBUTING.md.
 
 SHELL := /bin/bash
@@ -48,7 +48,7 @@ $(BASE): requirements-base.lock pyproject.toml
 		$(PYTHON) -m pip --python $(BIN)/python install --quiet pip || { \
 		echo "$(PYTHON) cannot make virtual environments here" \
 			"(on Debian: install the package python3-venv)" >&2; exit 1; }
-	@echo "set-up 1 of 2: Skylark into $(VENV) (150 MB, under a minute)"
+	@echo "set-up 1 of 2: Skylark into $(VENV) (160 MB, under a minute)"
 	@$(PIP) --use-pep517 --require-hashes -r requirements-base.lock
 	@$(PIP) --quiet --no-deps --no-build-isolation -e .
 	@touch $@

@@ -70,6 +70,8 @@ TABLE: dict[str, Layer] = {
     "admin": Layer(skylark=_set("core wire client")),
     # An application of the clients: nothing of servers, so that it measures any RocketMQ.
     "load": Layer(skylark=_set("core net.event_loop client admin")),
+    # Frameworks of others: each module imports its own.
+    "integrations": Layer(skylark=_set("core client")),
     "spark": Layer(
         skylark=_set("core wire client admin"),
         third_party=_set("msgspec pyspark"),
@@ -106,6 +108,7 @@ FILES_ALSO_AT_TOP = {
     "skylark/wire/property_scan.py": _set("numpy"),
     # A function of a Spark pipeline, as a user writes it; loaded by the pipeline only.
     "skylark/demo/totals.py": _set("pyspark"),
+    "skylark/integrations/taskiq_broker.py": _set("taskiq"),
 }
 FILES_ALSO_LAZILY = {
     "skylark/client/arrow/arrow_reader.py": _set("pyarrow"),
