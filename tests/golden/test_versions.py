@@ -30,7 +30,8 @@ DATA: Final = Path(__file__).parent / "data"
 RELEASES: Final = sorted(DATA.glob("skylark-*.tar.xz"))
 SETTINGS: Final = (
     "mappedFileSizeCommitLog=262144", "mappedFileSizeConsumeQueue=6000", "maxHashSlotNum=100",
-    "maxIndexNum=400", "mappedFileSizeTimerLog=1048576", "maxMessageSize=65536", "fileReservedTime=1000000",
+    "maxIndexNum=400", "mappedFileSizeTimerLog=1048576", "maxMessageSize=65536",
+    "fileReservedTime=1000000",
 )  # fmt: skip
 TOPIC, GROUP, COUNT, CONSUMED = "Golden", "golden-group", 100, 60
 LATER: Final = "GoldenLater"
@@ -87,7 +88,8 @@ async def fill(namesrv: str) -> None:
     seen = 0
     async with consumer.subscribe(TOPIC):
         while seen < CONSUMED:
-            (message, *_) = batch = (await consumer.poll(30))[: CONSUMED - seen]
+            batch = (await consumer.poll(30))[: CONSUMED - seen]
+            assert batch
             seen += len(batch)
             await consumer.commit(batch)
 

@@ -183,7 +183,8 @@ def _signature(name: str, function: Callable[..., Any]) -> str:
         if parameter.kind is parameter.KEYWORD_ONLY and not marked:
             texts.append("*")
             marked = True
-        text = {parameter.VAR_KEYWORD: "**", parameter.VAR_POSITIONAL: "*"}.get(parameter.kind, "")
+        text = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+        text = "*" if parameter.kind is parameter.VAR_POSITIONAL else text
         text += parameter.name
         if parameter.annotation is not parameter.empty:
             text += f": {_type(parameter.annotation)}"
@@ -226,7 +227,7 @@ def inline(text: str) -> str:
 
 def markdown(text: str) -> str:
     """A docstring as Markdown: literal blocks and tables become blocks that are shown only."""
-    parts = []
+    parts: list[str] = []
     is_literal = False
     for paragraph in re.split(r"\n{2,}", text.strip("\n")):
         if is_literal and paragraph.startswith("    "):

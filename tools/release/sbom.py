@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from email.message import Message
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 ROOT: Final = Path(__file__).parents[2]
 LOCK: Final = ROOT / "requirements-base.lock"
@@ -60,15 +61,15 @@ def read_lock(text: str) -> list[Pin]:
 def licence_of(name: str) -> str | None:
     """The licence that an installed package declares; None if it declares none."""
     try:
-        metadata = importlib.metadata.metadata(name)
+        metadata = cast("Message", importlib.metadata.metadata(name))
     except importlib.metadata.PackageNotFoundError:
         return None
     if expression := metadata.get("License-Expression"):
-        return expression
+        return str(expression)
     for classifier in metadata.get_all("Classifier") or ():
         if classifier.startswith("License :: OSI Approved :: "):
-            return classifier.rpartition(" :: ")[2]
-    short = (metadata.get("License") or "").strip()
+            return str(classifier).rpartition(" :: ")[2]
+    short = str(metadata.get("License") or "").strip()
     return short if short and "\n" not in short and len(short) < 60 else None
 
 

@@ -96,9 +96,10 @@ def _run_spark(
     """The steps that need Spark; adds their figures. Raises SkylarkError, and then adds none."""
     from skylark.demo.lake_pipeline import fill_lake
 
-    assert options.namesrv is not None
+    namesrv = options.namesrv
+    assert isinstance(namesrv, str)
     with step("Spark: totals per hour, and a lake") as report_result:
-        counts = fill_lake(options.namesrv, folder, quiet=quiet)
+        counts = fill_lake(namesrv, folder, quiet=quiet)
         report_result(f"{counts.read} orders read, {counts.archived} archived as Parquet")
     facts.spark_read = counts.read
     facts.totals_sent = counts.sent

@@ -51,6 +51,7 @@ final class SendAndConsume {
     private void send(int count) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer(options.get("group") + "_producer");
         producer.setNamesrvAddr(options.get("namesrv"));
+        producer.setSendMsgTimeout(30_000); // the first send loads many classes
         producer.start();
         Map<String, Integer> perQueue = new TreeMap<>();
         for (int i = 0; i < count; i++) {
