@@ -15,13 +15,13 @@ import click
 import pytest
 
 import skylark.aio
-import skylark.testing
 from skylark.broker.config import BrokerConfig
 from skylark.broker.stats.metrics import ROWS
 from skylark.cli.main import cli
 from skylark.client import public_names
 from skylark.core.config import settings
 from skylark.namesrv.config import ALWAYS_BLACK_LISTED, READ_AT_START, NamesrvConfig
+from skylark.testing import testing_exports
 from skylark.wire.catalogue import CATALOGUE
 from tools.reference import commands
 from tools.reference.__main__ import FOLDER, PAGES, stale_pages
@@ -170,7 +170,7 @@ def test_every_request_setting_and_command_is_there() -> None:
 
 def test_every_public_name_is_there() -> None:
     text = (FOLDER / "api.md").read_text()
-    names = {*public_names.__all__, *skylark.aio.__all__, *skylark.testing.__all__}
+    names = {*public_names.__all__, *skylark.aio.__all__, *testing_exports.__all__}
     missing = {
         name for name in names if f"\n### {name}\n" not in text and f"| `{name}` " not in text
     }
