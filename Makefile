@@ -14,7 +14,7 @@ PYTHON ?= python3
 # A Python that is named has an environment of its own: make test PYTHON=python3.13
 VENV := .venv$(if $(filter file default,$(origin PYTHON)),,-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
-BASE := $(VENV)/.base
+INSTALLED := $(VENV)/.base
 READY := $(VENV)/.ready
 COMPILE := --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet
 PIP := $(BIN)/pip --disable-pip-version-check install --require-virtualenv
@@ -39,7 +39,7 @@ help: ## print this list
 setup: $(READY) ## make .venv: Skylark, then Spark and the tools, then Java for Spark if there is none
 
 # The stamps come last: an interrupted set-up starts over.
-$(BASE): requirements-base.lock pyproject.toml
+$(INSTALLED): requirements-base.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 		"Python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + \
 		"; name another one: make PYTHON=python3.12 ...")'
@@ -54,17 +54,17 @@ $(BASE): requirements-base.lock pyproject.toml
 	@touch $@
 	@echo "set-up 1 of 2: done; . $(BIN)/activate puts skylark on your PATH"
 
-$(READY): $(BASE) requirements.lock tools/setup_java.py tools/java.lock
-	@echo "set-up 2 of 2: Spark and the tools of development into $(VENV) (1.4 GB, a minute or two)"
+$(READY): $(INSTALLED) requirements.lock tools/setup_java.py tools/java.lock
+	@echo "set-up 2 of 2: Spark and the tools of development into $(VENV) (1.4 GB, a few minutes)"
 	@$(PIP) --use-pep517 --require-hashes -r requirements.lock
 	@$(BIN)/python tools/setup_java.py
 	@touch $@
 	@echo "set-up 2 of 2: done"
 
-up: $(BASE) ## run a name server and a broker until interrupted (ARGS= for skylark up)
+up: $(INSTALLED) ## run a name server and a broker until interrupted (ARGS= for skylark up)
 	$(BIN)/skylark up $(ARGS)
 
-demo: $(if $(findstring --no-spark,$(ARGS)),$(BASE),$(READY))
+demo: $(if $(findstring --no-spark,$(ARGS)),$(INSTALLED),$(READY))
 demo: ## play a shop that uses everything, Spark too, and check the numbers (ARGS=)
 	$(BIN)/skylark demo $(ARGS)
 
