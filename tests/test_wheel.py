@@ -62,9 +62,7 @@ def test_the_wheel_holds_what_it_should_and_no_more(environment: CleanEnvironmen
     assert list(wheel_problems(environment.wheel)) == []
     metadata = metadata_of(environment.wheel)
     assert metadata["Version"] == skylark.__version__
-    tested = {
-        f"Programming Language :: Python :: {version}" for version in ("3.11", "3.12", "3.13")
-    }
+    tested = {f"Programming Language :: Python :: {version}" for version in ("3.11", "3.13")}
     classifiers = set(metadata.get_all("Classifier") or ())
     assert {it for it in classifiers if it[-5:-3] == " 3"} == tested
     assert metadata.get_all("Project-URL") is None  # [tool.skylark] repository is empty
