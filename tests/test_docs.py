@@ -219,6 +219,30 @@ def test_what_does_not_work_is_reported(runner: Runner, text: str, message: str)
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("shown", "printed", "expected"),
+    [
+        ("ID    STATUS", "ID      STATUS", True),
+        ("A1B2  SEND_OK", "FFFF0  SEND_OK", True),
+        ("A1B2  SEND_OK", "FFFF0  FLUSH", False),
+        ("A1B2  SEND_OK", "xyz  SEND_OK", False),
+        ("A1B2  ... OK", "00  a b c OK", True),
+    ],
+)
+def test_real_output_with_parts_that_vary(shown: str, printed: str, expected: bool) -> None:
+    assert output_matches((shown,), printed, r"[0-9A-F]{2,}(?= |$)") is expected
+
+
+def test_what_varies_belongs_to_the_next_block(runner: Runner) -> None:
+    text = "# T\n\n<!-- varies: \\d+ -->\n" + console("$ echo $$", "17")
+    assert runner.run(text) == 1
+    with pytest.raises(DocError, match="expected"):
+        runner.run(text + console("$ echo $$", "17"))
+    for wrong in ("# T\n<!-- varies: x -->\ntext\n", "<!-- varies: x -->\n```sh\ntrue\n```\n"):
+        with pytest.raises(DocError, match="'varies'"):
+            parse_blocks(wrong)
+
+
 def test_make_commands_are_checked_and_not_run(runner: Runner) -> None:
     assert runner.run(console("$ make", "$ make test", "$ make clean ARGS=-q")) == 3
 

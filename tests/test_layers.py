@@ -70,6 +70,8 @@ TABLE: dict[str, Layer] = {
     "admin": Layer(skylark=_set("core wire client")),
     # An application of the clients: nothing of servers, so that it measures any RocketMQ.
     "load": Layer(skylark=_set("core net.event_loop client admin")),
+    # Frameworks of others: each module imports its own.
+    "integrations": Layer(skylark=_set("core client")),
     "spark": Layer(
         skylark=_set("core wire client admin"),
         third_party=_set("msgspec pyspark"),
@@ -81,7 +83,7 @@ TABLE: dict[str, Layer] = {
             "core wire net store filter auth replication namesrv broker client admin spark launch"
         ),
         third_party=_set("msgspec pytest"),
-        lazily=_set("numpy uvloop"),
+        lazily=_set("numpy pytest_asyncio uvloop"),
     ),
     # An application like those of users, which also starts what they start by hand: it imports what
     # they do (aio), and for servers and pipelines what the command line does.
@@ -106,6 +108,7 @@ FILES_ALSO_AT_TOP = {
     "skylark/wire/property_scan.py": _set("numpy"),
     # A function of a Spark pipeline, as a user writes it; loaded by the pipeline only.
     "skylark/demo/totals.py": _set("pyspark"),
+    "skylark/integrations/taskiq_broker.py": _set("taskiq"),
 }
 FILES_ALSO_LAZILY = {
     "skylark/client/arrow/arrow_reader.py": _set("pyarrow"),

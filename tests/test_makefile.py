@@ -73,7 +73,7 @@ def test_a_part_is_a_file(suite: str) -> None:
             assert "SEEDS='1-5'" in run.stdout
         if suite == "bench":
             assert "--rows 'a*,b c'" in run.stdout
-            assert "--base" not in run.stdout
+            assert "--base '" not in run.stdout
 
 
 def test_test_order_runs_all_in_one_process() -> None:
@@ -81,6 +81,49 @@ def test_test_order_runs_all_in_one_process() -> None:
         run = make("-n", "test-order", *given, "ARGS=-k frame")
         assert f"ORDER='{order}' .venv/bin/pytest -n 0 --ignore=tests/interop" in run.stdout
         assert run.stdout.rstrip().endswith("-k frame")
+
+
+def needs(target: str, *arguments: str) -> list[str]:
+    """The steps of set-up that a target runs in an empty checkout, by their first words."""
+    run = make("-n", target, "VENV=nosuch", *arguments)
+    assert run.returncode == 0, run.stderr
+    return re.findall(r"echo \"set-up (\d) of 2: (?!done)", run.stdout)
+
+
+def test_servers_need_no_spark() -> None:
+    assert needs("up") == ["1"]
+    assert needs("demo", "ARGS=--no-spark --data x") == ["1"]
+    assert needs("demo") == ["1", "2"]
+    assert needs("setup") == ["1", "2"]
+    assert needs("test") == ["1", "2"]
+
+
+def test_a_python_that_is_named_has_its_own_environment() -> None:
+    run = make("-n", "test", "PYTHON=/opt/bin/python3.99")
+    assert "/opt/bin/python3.99 -m venv .venv-python3.99 " in run.stdout
+    assert "\n.venv-python3.99/bin/pytest -n 2 " in run.stdout
+
+
+def test_the_locks_agree() -> None:
+    """What both steps of set-up install has one version."""
+
+    def pins(name: str) -> set[str]:
+        return {
+            line.rstrip(" \\")
+            for line in (ROOT / name).read_text().splitlines()
+            if "==" in line and not line.startswith(" ")
+        }
+
+    everything = pins("requirements.lock")
+    assert pins("requirements-base.lock") <= everything
+    assert not any(
+        re.match(r"(pyspark|pyarrow|pandas)==", pin) for pin in pins("requirements-base.lock")
+    )
+    names = {pin.partition("==")[0] for pin in everything}
+    release = {pin for pin in pins("tools/release.lock") if pin.partition("==")[0] in names}
+    assert {pin.partition(" ;")[0] for pin in release} <= {
+        pin.partition(" ;")[0] for pin in everything
+    }
 
 
 def test_bench_passes_the_base() -> None:

@@ -15,9 +15,10 @@ import matplotlib as mpl
 import pytest
 from PIL import ImageFont
 
-from tools.pictures.__main__ import FOLDER, ROOT, stale_pictures
+from tools.pictures.__main__ import ALL, FOLDER, ROOT, stale_pictures
 from tools.pictures.drawing import FILE_SIZE, LABEL_SIZE, TEXT_SIZE, TITLE_SIZE, Picture, draw
 from tools.pictures.message_paths import PICTURES, SEND
+from tools.pictures.overviews import OVERVIEWS
 from tools.site_hooks import with_pictures
 
 PAGE = ROOT / "docs" / "design" / "architecture.md"
@@ -31,7 +32,8 @@ FONTS = {
     "file": ("DejaVuSansMono.ttf", FILE_SIZE),
 }
 
-each_picture = pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+each_picture = pytest.mark.parametrize("picture", ALL, ids=lambda picture: picture.name)
+each_path = pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
 
 
 def elements(svg: str, tag: str, kind: str) -> list[ElementTree.Element]:
@@ -53,10 +55,10 @@ def missing_files(svg: str) -> list[str]:
 
 def test_the_pictures_are_up_to_date() -> None:
     assert stale_pictures() == [], "run make reference"
-    assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(each.name for each in PICTURES)
+    assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(each.name for each in ALL)
 
 
-@each_picture
+@each_path
 def test_every_step_names_a_file_that_exists(picture: Picture) -> None:
     assert all(box.files for box in picture.boxes)
     svg = (FOLDER / f"{picture.name}.svg").read_text()
@@ -245,6 +247,14 @@ def test_the_page_shows_every_picture_with_its_alt_text() -> None:
     assert {name: " ".join(alt.split()) for alt, name in shown} == {
         picture.name: picture.alt for picture in PICTURES
     }
+
+
+@pytest.mark.parametrize("picture", OVERVIEWS, ids=lambda picture: picture.name)
+def test_a_page_shows_the_overview(picture: Picture) -> None:
+    link = re.compile(rf"!\[([^\]]*)\]\([./a-z]*pictures/{picture.name}\.svg\)")
+    texts = [path.read_text() for path in (ROOT / "docs").rglob("*.md")]
+    alts = {" ".join(alt.split()) for text in texts for alt in link.findall(text)}
+    assert alts == {picture.alt}
 
 
 def test_images_of_pictures_become_svg_elements() -> None:

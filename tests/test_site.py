@@ -14,11 +14,14 @@ from xml.etree import ElementTree
 import click
 import pytest
 
+import skylark.aio
 from skylark.broker.config import BrokerConfig
 from skylark.broker.stats.metrics import ROWS
 from skylark.cli.main import cli
+from skylark.client import public_names
 from skylark.core.config import settings
 from skylark.namesrv.config import ALWAYS_BLACK_LISTED, READ_AT_START, NamesrvConfig
+from skylark.testing import testing_exports
 from skylark.wire.catalogue import CATALOGUE
 from tools.reference import commands
 from tools.reference.__main__ import FOLDER, PAGES, stale_pages
@@ -26,7 +29,7 @@ from tools.reference.client_options import type_text
 from tools.reference.comments import Remark, remarks
 from tools.reference.markdown import slug, table
 from tools.reference.settings import broker_change, namesrv_change
-from tools.site_hooks import plain_bars, site_link
+from tools.site_hooks import links_to_itself, plain_bars, site_link
 
 ROOT = Path(__file__).parent.parent
 
@@ -58,7 +61,19 @@ def test_every_document_is_a_page(site: Path) -> None:
     documents = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")}
     pages = {path.parent.relative_to(site) for path in site.rglob("index.html")}
     names = {document.with_suffix("") for document in documents} - {Path("index")}
-    assert names | {Path()} == pages
+    assert names | {Path(), Path("changelog")} == pages
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "expected"),
+    [
+        ("index.md", "[a](../README.md) [b](cli.md)", ["../README.md"]),
+        ("how-to/a.md", "[a](a.md) [b](a.md#x) [c](#x) [d](../a.md)", ["a.md"]),
+        ("a.md", "[a](../CHANGELOG.md) [b](https://example.org/a.md)", []),
+    ],
+)
+def test_links_to_the_page_itself_are_found(page: str, text: str, expected: list[str]) -> None:
+    assert links_to_itself(text, page) == expected
 
 
 def test_readers_fetch_nothing_from_elsewhere(site: Path) -> None:
@@ -89,7 +104,9 @@ def test_the_pictures_are_elements_of_their_page(site: Path) -> None:
         assert (ROOT / f"docs/design/pictures/{root.get('id')}.svg").read_text().strip() == picture
 
 
-@pytest.mark.parametrize("link", ["nosuch.md", "../nosuch.md", "cli.md#nosuch", "#nosuch"])
+@pytest.mark.parametrize(
+    "link", ["nosuch.md", "../nosuch.md", "cli.md#nosuch", "#nosuch", "../README.md", "index.md"]
+)
 def test_a_dead_link_fails(link: str, tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text(f"# T\n\n[there]({link})\n")
@@ -149,6 +166,19 @@ def test_every_request_setting_and_command_is_there() -> None:
     found = list(commands.all_commands(cli, click.Context(cli, info_name="skylark")))
     assert len(found) > 40
     assert [path for path, *_ in found if f"\n## {path}\n" not in pages] == []
+
+
+def test_every_public_name_is_there() -> None:
+    text = (FOLDER / "api.md").read_text()
+    names = {*public_names.__all__, *skylark.aio.__all__, *testing_exports.__all__}
+    missing = {
+        name for name in names if f"\n### {name}\n" not in text and f"| `{name}` " not in text
+    }
+    assert missing == set()
+    for part in ("topics", "groups", "offsets", "stats", "messages", "dlq", "settings"):
+        methods = re.findall(rf"^#### admin\.{part}\.(\w+)$", text, re.MULTILINE)
+        assert len(methods) >= 2, part
+    assert re.findall(r"``|:(?:class|meth|mod|func):", text.replace("```", "")) == []
 
 
 def test_every_row_says_what_it_means() -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import skylark
 from tests.interop.clean_environment import CleanEnvironment
+from tools.release.artifacts import metadata_of, wheel_problems
 
 RUN_WITHIN_S = 120
 #: A project of somebody else.
@@ -54,6 +56,23 @@ def run(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+def test_the_wheel_holds_what_it_should_and_no_more(environment: CleanEnvironment) -> None:
+    assert list(wheel_problems(environment.wheel)) == []
+    metadata = metadata_of(environment.wheel)
+    assert metadata["Version"] == skylark.__version__
+    tested = {f"Programming Language :: Python :: {version}" for version in ("3.11", "3.13")}
+    classifiers = set(metadata.get_all("Classifier") or ())
+    assert {it for it in classifiers if it[-5:-3] == " 3"} == tested
+    assert metadata.get_all("Project-URL") is None  # [tool.skylark] repository is empty
+
+
+def test_the_version_is_known(environment: CleanEnvironment, tmp_path: Path) -> None:
+    program = "import skylark; print(skylark.__version__)"
+    assert run(environment, tmp_path, "python", "-c", program).stdout.strip() == skylark.__version__
+    shown = run(environment, tmp_path, "skylark", "--version").stdout
+    assert shown == f"skylark {skylark.__version__}\n"
 
 
 def test_the_demo_runs_without_the_extra_of_spark(

@@ -10,6 +10,8 @@ Everything in Skylark imports this module, so it loads nothing by itself: the na
 
 from typing import TYPE_CHECKING
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from skylark.client.public_names import *  # noqa: F403 - its __all__ is the list of our names
 else:

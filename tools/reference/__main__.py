@@ -13,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tools.reference import client_options, commands, requests, settings
+from tools.reference import api, client_options, commands, requests, settings
 
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "docs" / "reference"
 PAGES: Final[dict[str, Callable[[], str]]] = {
+    "api.md": api.page,
     "broker-config.md": settings.broker_page,
     "cli.md": commands.page,
     "client-options.md": client_options.page,

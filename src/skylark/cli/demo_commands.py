@@ -1,7 +1,8 @@
 """``skylark demo``: runs a sample application on all features in a minute, and audits its figures.
 
 Completed steps go to stderr; the tables, or one JSON object, go to stdout. The exit code is 1 if
-two figures that must be equal differ.
+two figures that must be equal differ, or if the part of Spark could not run: the figures of the
+others are checked all the same.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from skylark.cli.cli_context import CliContext
 from skylark.cli.output import Output, records
 
 if TYPE_CHECKING:
+    from skylark.core.errors import SkylarkError
     from skylark.demo.demo_audit import Outcome
 
 PIP_LINE: Final = "pip install 'skylark-mq[spark]'"
@@ -45,37 +47,45 @@ def command(context: CliContext, no_spark: bool, data: Path | None) -> None:
     from skylark.demo.scenario import play
 
     context.configure_logging("critical")  # the demo causes failures on purpose
+    no_java = None
     with_spark = not no_spark and _has_spark(context.output)
+    if with_spark:
+        no_java = _java_problem()
     with ExitStack() as stack:
         stack.enter_context(_terminated_as_interrupted())
         if data is None:
             data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="skylark-demo-")))
         folder = _empty_folder(data)
         step = partial(_step, context.output)
-        outcome = play(folder, step, with_spark=with_spark, quiet=not context.debug)
-    _show(context.output, outcome)
+        outcome = play(
+            folder, step, with_spark=with_spark and no_java is None, quiet=not context.debug
+        )
+    _show(context.output, outcome, outcome.spark_problem or no_java)
 
 
 def _has_spark(output: Output) -> bool:
-    """Whether the Spark part can run; raises ConfigError if only Java is missing."""
+    """Whether Spark is installed; says so if it is not."""
+    from importlib.util import find_spec
+
+    if all(find_spec(name) is not None for name in ("pyspark", "pyarrow")):
+        return True
+    output.info(f"Spark is not installed: the demo skips its part. To run all of it: {PIP_LINE}")
+    return False
+
+
+def _java_problem() -> SkylarkError | None:
+    """Why Spark has no Java here; None if it has one."""
     import os
     import sys
-    from importlib.util import find_spec
 
     from skylark.core.errors import ConfigError
     from skylark.spark.java import java_home
 
-    if any(find_spec(name) is None for name in ("pyspark", "pyarrow")):
-        output.info(
-            f"Spark is not installed: the demo skips its part. To run all of it: {PIP_LINE}"
-        )
-        return False
     try:
         java_home(os.environ, Path(sys.prefix, "java"))
     except ConfigError as error:
-        hint = f"{error.hint}, or skip Spark with --no-spark"
-        raise ConfigError(error.message, hint=hint) from error
-    return True
+        return error
+    return None
 
 
 def _empty_folder(data: Path) -> Path:
@@ -120,16 +130,18 @@ def _step(output: Output, title: str) -> Iterator[Callable[[str], None]]:
     output.info(f"{seconds:5.1f} s  {title:<38} {results[-1]}".rstrip())
 
 
-def _show(output: Output, outcome: Outcome) -> None:
+def _show(output: Output, outcome: Outcome, spark_problem: SkylarkError | None) -> None:
     checks = records(("check", "expected", "found", "ok"), outcome.checks)
     wrong = outcome.disagreements
     if output.is_json:
         record = {
-            "ok": not wrong,
+            "ok": not wrong and spark_problem is None,
             "seconds": outcome.seconds,
             "topics": outcome.flows,
             "checks": checks,
         }
+        if spark_problem is not None:
+            record["spark_problem"] = spark_problem.message
         output.record(record)
     else:
         output.gap()
@@ -141,3 +153,14 @@ def _show(output: Output, outcome: Outcome) -> None:
     if wrong:
         differences = "; ".join(f"{it.check}: {it.found} instead of {it.expected}" for it in wrong)
         raise click.ClickException(f"the figures do not agree: {differences}")
+    if spark_problem is not None:
+        raise click.ClickException(_spark_sentence(spark_problem))
+
+
+def _spark_sentence(problem: SkylarkError) -> str:
+    """What failed and what to do; the checks of the other parts stand above it."""
+    hint = problem.hint or "skylark --debug demo shows the log of Spark"
+    return (
+        f"the part of Spark did not run: {problem.message} ({hint}, or skip it with --no-spark);"
+        " all checks of the other parts agree"
+    )

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from skylark.core.errors import SkylarkError
 from skylark.demo.shop_consumers import RETRIES
 
 TOTALS: Final = "totals"
@@ -158,6 +159,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     flows: list[Flow]
     checks: list[Check]
     seconds: float
+    spark_problem: SkylarkError | None = None  #: why Spark's part has no figures
 
     @property
     def disagreements(self) -> list[Check]:

@@ -6,7 +6,8 @@
       -> a poison message becomes a dead letter -> billing is fixed -> redrive -> Spark -> audit
 
 A step that waits for a figure stops waiting after :data:`PATIENCE_S` and does not fail; the audit
-reports wrong figures at the end.
+reports wrong figures at the end. If Spark fails, the audit covers the steps before it, and the
+outcome names the cause.
 """
 
 from __future__ import annotations
@@ -77,21 +78,36 @@ def play(folder: Path, step: Step, *, with_spark: bool, quiet: bool = True) -> O
         namesrv = servers["namesrv"]
         options = ClientOptions(namesrv=namesrv)
         facts = run_whole(_Day(options, folder, step).trade)
+        spark_problem = None
         if with_spark:
-            from skylark.demo.lake_pipeline import fill_lake
-
-            with step("Spark: totals per hour, and a lake") as report_result:
-                counts = fill_lake(namesrv, folder, quiet=quiet)
-                facts.spark_read = counts.read
-                facts.totals_sent = counts.sent
-                facts.spark_read_again = counts.read_again
-                facts.archived = counts.archived
-                report_result(f"{counts.read} orders read, {counts.archived} archived as Parquet")
-            with step("finance reads the totals") as report_result:
-                run_whole(partial(_read_totals, options, facts))
-                report_result(f"{facts.totals_seen} hours, {facts.revenue / 100:,.2f} in all")
+            try:
+                _run_spark(options, folder, step, facts, quiet=quiet)
+            except SkylarkError as error:
+                spark_problem = error
     seconds = round(clock.monotonic() - began, 1)
-    return Outcome(flows=flows_of(facts), checks=audit(facts), seconds=seconds)
+    return Outcome(
+        flows=flows_of(facts), checks=audit(facts), seconds=seconds, spark_problem=spark_problem
+    )
+
+
+def _run_spark(
+    options: ClientOptions, folder: Path, step: Step, facts: Facts, *, quiet: bool
+) -> None:
+    """The steps that need Spark; adds their figures. Raises SkylarkError, and then adds none."""
+    from skylark.demo.lake_pipeline import fill_lake
+
+    namesrv = options.namesrv
+    assert isinstance(namesrv, str)
+    with step("Spark: totals per hour, and a lake") as report_result:
+        counts = fill_lake(namesrv, folder, quiet=quiet)
+        report_result(f"{counts.read} orders read, {counts.archived} archived as Parquet")
+    facts.spark_read = counts.read
+    facts.totals_sent = counts.sent
+    facts.spark_read_again = counts.read_again
+    facts.archived = counts.archived
+    with step("finance reads the totals") as report_result:
+        run_whole(partial(_read_totals, options, facts))
+        report_result(f"{facts.totals_seen} hours, {facts.revenue / 100:,.2f} in all")
 
 
 class _Day:

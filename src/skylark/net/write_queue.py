@@ -23,6 +23,7 @@ Code that does not send a response that it has calls :func:`discard`. Counterpar
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -34,6 +35,22 @@ from skylark.wire.command_codec import write_head
 COPY_SIZE_MAX: Final = 2_048
 #: A write of at most this size is joined into one piece.
 JOIN_SIZE_MAX: Final = 64 * 1024
+
+#: Whether asyncio's ``writelines`` pauses a protocol whose peer does not read. It did not in 3.12.0
+#: to 3.12.8 and 3.13.0 to 3.13.1 (CVE-2024-12254), so that nobody heard of the peer reading again;
+#: ``write`` of the last piece does.
+WRITELINES_PAUSES: Final = not (
+    (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
+)
+
+
+def write_pieces(transport: asyncio.WriteTransport, pieces: Sequence[bytes | memoryview]) -> None:
+    """``transport.writelines``, with back-pressure also where asyncio forgets it."""
+    if WRITELINES_PAUSES:
+        transport.writelines(pieces)
+        return
+    transport.writelines(pieces[:-1])
+    transport.write(pieces[-1])
 
 
 class Leased(Protocol):
@@ -147,7 +164,7 @@ class WriteQueue:
             and not (leases and transport.get_write_buffer_size())
         ):
             self._written_leases += leases
-            transport.writelines(pieces)
+            write_pieces(transport, pieces)
             return size
         joined = b"".join(pieces)
         for leased in leases:

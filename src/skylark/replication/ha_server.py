@@ -32,6 +32,7 @@ from skylark.core.clock import Clock
 from skylark.core.errors import RemoteProtocolError
 from skylark.net.transport import Listener, Network
 from skylark.net.turn_share import ReadPacer
+from skylark.net.write_queue import write_pieces
 from skylark.replication.ack_wait import AckWaiters
 from skylark.replication.config import ReplicationConfig
 from skylark.replication.deadline_timer import DeadlineTimer
@@ -117,7 +118,7 @@ class _SlaveLink(asyncio.Protocol):
         """Write frames; the leases end when they are sent."""
         assert self._transport is not None
         self._leases += leases
-        self._transport.writelines(pieces)
+        write_pieces(self._transport, pieces)
         if not self._is_paused:
             asyncio.get_running_loop().call_soon(self._drained)
 

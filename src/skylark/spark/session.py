@@ -247,6 +247,36 @@ def without_daemon_tracebacks(lines: Iterable[bytes]) -> Iterator[bytes]:
             yield line
 
 
+_CONNECT_FRAME: Final = re.compile(
+    rb'  File ".*[/\\]pyspark[/\\]util\.py", line \d+, in local_connect_and_auth'
+)
+_LATE: Final = b"[CANNOT_OPEN_SOCKET]"
+_LATE_LINES_MAX: Final = 60
+
+
+def without_late_workers(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Drop the tracebacks of workers that started too late: the JVM no longer waits for them.
+
+    Spark starts another worker, or fails with an error of its own. Such a traceback begins with the
+    frame of the connection and ends with :data:`_LATE`.
+    """
+    opening: bytes | None = None
+    left = 0  # lines that may still belong to such a traceback
+    for line in lines:
+        if left:
+            left = 0 if _LATE in line else left - 1
+        elif opening is not None and _CONNECT_FRAME.match(line):
+            opening, left = None, _LATE_LINES_MAX
+        else:
+            if opening is not None:
+                yield opening
+            opening = line if line.startswith(_OPENINGS[-1]) else None
+            if opening is None:
+                yield line
+    if opening is not None:
+        yield opening
+
+
 @contextmanager
 def without_noise() -> Iterator[None]:
     """Give processes that are started in this context a filtered stderr.
@@ -259,7 +289,7 @@ def without_noise() -> Iterator[None]:
     def pass_on() -> None:
         with os.fdopen(reading, "rb") as lines, os.fdopen(stderr, "wb", 0) as target:
             kept = (line for line in lines if not line.startswith(_WARNINGS))
-            for line in without_daemon_tracebacks(kept):
+            for line in without_late_workers(without_daemon_tracebacks(kept)):
                 target.write(line)
 
     # Flush our own lines first, so that they do not pass through the filter.

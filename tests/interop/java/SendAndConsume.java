@@ -51,6 +51,8 @@ final class SendAndConsume {
     private void send(int count) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer(options.get("group") + "_producer");
         producer.setNamesrvAddr(options.get("namesrv"));
+        producer.setSendMsgTimeout(30_000); // the first calls load many classes
+        producer.setMqClientApiTimeout(30_000);
         producer.start();
         Map<String, Integer> perQueue = new TreeMap<>();
         for (int i = 0; i < count; i++) {
@@ -73,6 +75,7 @@ final class SendAndConsume {
         CountDownLatch missing = new CountDownLatch(count);
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(options.get("group"));
         consumer.setNamesrvAddr(options.get("namesrv"));
+        consumer.setMqClientApiTimeout(30_000);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(topic, "*");
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {

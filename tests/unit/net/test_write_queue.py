@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from skylark.core.clock import LoopClock
+from skylark.net import write_queue
 from skylark.net.connection import Connection
 from skylark.net.dispatch import LATER, Dispatcher
 from skylark.net.limits import NetLimits
@@ -97,18 +98,30 @@ class Transport(asyncio.Transport):
         super().__init__()
         self.lines: list[list[bytes | memoryview]] = []
         self.unsent_size = 0
+        self._is_open = False
 
     def writelines(self, list_of_data: Any) -> None:
         self.lines.append(list(list_of_data))
+        self._is_open = not write_queue.WRITELINES_PAUSES  # then the last piece comes by itself
 
     def write(self, data: Any) -> None:
-        self.lines.append([data])
+        if self._is_open:
+            self.lines[-1].append(data)
+        else:
+            self.lines.append([data])
+        self._is_open = False
 
     def get_write_buffer_size(self) -> int:
         return self.unsent_size
 
 
 # --- the queue itself ---
+
+
+@pytest.fixture(params=[True, False], ids=["writelines pauses", "it does not"], autouse=True)
+def both_kinds_of_asyncio(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.param or write_queue.WRITELINES_PAUSES:  # a kind that is wrong cannot be chosen
+        monkeypatch.setattr(write_queue, "WRITELINES_PAUSES", request.param)
 
 
 def test_small_bodies_are_copied_and_large_slices_are_not() -> None:

@@ -18,6 +18,7 @@ from skylark.spark.session import (
     check_worker_python,
     session_settings,
     without_daemon_tracebacks,
+    without_late_workers,
     without_noise,
 )
 
@@ -236,3 +237,32 @@ def test_stderr_of_processes_started_meanwhile_is_filtered(tmp_path: Path) -> No
         [sys.executable, program], capture_output=True, timeout=60, check=True, env=os.environ
     )
     assert done.stderr == b"before\nkept\nafter\n"
+
+
+LATE = b"""Traceback (most recent call last):
+  File "/x/pyspark.zip/pyspark/util.py", line 822, in local_connect_and_auth
+FileNotFoundError: [Errno 2] No such file or directory
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+  File "/x/pyspark.zip/pyspark/util.py", line 828, in local_connect_and_auth
+pyspark.errors.PySparkRuntimeError: [CANNOT_OPEN_SOCKET] Can not open socket: x.sock
+""".splitlines(keepends=True)
+OTHER = [b"Traceback (most recent call last):\n", b'  File "x.py", line 1, in y\n', b"E: z\n"]
+
+
+def test_the_tracebacks_of_late_workers_are_dropped() -> None:
+    lines = [b"a\n", *LATE, b"b\n", *OTHER, *LATE, *OTHER]
+    assert list(without_late_workers(lines)) == [b"a\n", b"b\n", *OTHER, *OTHER]
+
+
+def test_a_late_worker_does_not_hide_what_follows_for_long() -> None:
+    follows = [b"%d\n" % number for number in range(200)]
+    assert list(without_late_workers([*LATE[:3], *follows]))[-100:] == follows[-100:]
+
+
+def test_an_opening_alone_is_passed_on() -> None:
+    assert list(without_late_workers([*OTHER[:1], *OTHER])) == [*OTHER[:1], *OTHER]
+    assert list(without_late_workers(OTHER[:1])) == OTHER[:1]

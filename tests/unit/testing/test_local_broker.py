@@ -272,3 +272,20 @@ async def test_starting_costs_little() -> None:
     async with broker():
         spent_s = time.process_time() - before_s
     assert spent_s < 0.5  # 0.01 in a quiet moment
+
+
+async def test_the_first_message_of_a_consumer_waits_for_no_timer() -> None:
+    """What a test waits for its first message is work, never a pause: virtual time stands still."""
+    got: asyncio.Queue[int] = asyncio.Queue()
+    async with broker(clock="virtual") as b:
+        topic = await b.topic()
+        consumer = b.consumer()
+
+        @consumer.subscribe(topic)
+        async def take(message: MessageExt) -> None:
+            got.put_nowait(b.clock.now_ms())
+
+        began = b.clock.now_ms()
+        async with b.producer() as producer, consumer:
+            await producer.send(Message(topic, b"hello"))
+            assert await got.get() == began

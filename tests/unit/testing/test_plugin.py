@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from skylark.testing.plugin import users_frames
+
 ROOT = Path(__file__).parents[3]
 
 SENDING = """
@@ -281,3 +283,123 @@ def test_the_plugin_itself_loads_nothing() -> None:
     loaded = {name.split(".")[0] for name in re.findall(r"'([^']+)'", ran.stdout)}
     assert loaded <= {"skylark", "__future__"}
     assert "skylark.core" not in ran.stdout
+
+
+# ---- asynchronous tests, variables, reports ------------------------------------------------------
+
+ASYNC = """
+    import asyncio
+    from skylark import Message
+
+    async def test_on_the_loop_of_the_test(rocketmq_async):
+        got = asyncio.Queue()
+        topic = await rocketmq_async.topic()
+        consumer = rocketmq_async.consumer()
+
+        @consumer.subscribe(topic)
+        async def take(message):
+            got.put_nowait(message.body)
+
+        async with rocketmq_async.producer() as producer, consumer:
+            await producer.send(Message(topic, b"hello"))
+            assert await got.get() == b"hello"
+
+    async def test_two_hours_later(rocketmq_virtual):
+        got = []
+        topic = await rocketmq_virtual.topic()
+        consumer = rocketmq_virtual.consumer()
+
+        @consumer.subscribe(topic)
+        async def take(message):
+            got.append(message.body)
+
+        async with rocketmq_virtual.producer() as producer, consumer:
+            await producer.send(Message(topic, b"later"), delay=7200)
+            await rocketmq_virtual.clock.advance(hours=1)
+            assert got == []
+            await rocketmq_virtual.clock.advance(hours=1, seconds=2)
+            assert got == [b"later"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "mark"),
+    [
+        (("-p", "asyncio", "--asyncio-mode=strict", "-p", "no:anyio"), "pytest.mark.asyncio"),
+        (("-p", "asyncio", "--asyncio-mode=auto", "-p", "no:anyio"), ""),
+    ],
+    ids=["asyncio-strict", "asyncio-auto"],
+)
+def test_asynchronous_fixtures(project: Project, options: tuple[str, ...], mark: str) -> None:
+    (project.folder / "pytest.ini").write_text(
+        "[pytest]\naddopts = -p no:cacheprovider\nfilterwarnings = error\n"
+        "asyncio_default_fixture_loop_scope = function\n"
+    )
+    marked = f"import pytest\npytestmark = {mark}\n" if mark else ""
+    project.write("test_async.py", marked, ASYNC)
+    counts, output = project.run(*options)
+    assert counts == {"passed": 2}, output
+
+
+def test_application_code_finds_the_broker(project: Project) -> None:
+    project.write(
+        "test_env.py",
+        """
+        import os
+        import pytest
+        from skylark import Message, NoNameServerError
+        from skylark.sync import Producer
+
+        def application():
+            with Producer("p") as producer:
+                producer.send(Message("Orders", b"hello"))
+
+        def test_found(rocketmq_env, rocketmq):
+            assert os.environ["NAMESRV_ADDR"] == rocketmq_env == rocketmq.namesrv
+            assert "SKYLARK_NAMESRV" not in os.environ
+            application()
+
+        def test_gone_again():
+            assert os.environ["SKYLARK_NAMESRV"] == "127.0.0.1:1"
+            assert "NAMESRV_ADDR" not in os.environ
+        """,
+    )
+    project.write("conftest.py", "import os\nos.environ['SKYLARK_NAMESRV'] = '127.0.0.1:1'\n")
+    counts, output = project.run()
+    assert counts == {"passed": 2}, output
+
+
+FAILING = """
+    from skylark import Message, PullResult
+    from skylark.sync import Producer
+
+    def application(topic, options):
+        with Producer("p", options) as producer:
+            producer.send(Message(topic, bytes(5_000_000)))  # the user's line
+
+    def test_too_large(rocketmq, rocketmq_topic):
+        application(rocketmq_topic, rocketmq.options)
+"""
+
+
+@pytest.mark.parametrize("option", ["", "--full-trace"])
+def test_a_failure_ends_at_the_users_line(project: Project, option: str) -> None:
+    project.write("test_failing.py", FAILING.replace(", PullResult", ""))
+    counts, output = project.run(*filter(None, [option]))
+    assert counts == {"failed": 1}, output
+    assert ("skylark/client/" in output) == bool(option)
+    places = re.findall(r"^(\S+\.py):\d+: ", output, re.MULTILINE)
+    assert (places[-1] == "test_failing.py") != bool(option)
+    assert "# the user's line" in output
+
+
+def test_frames_of_futures_inside_skylark_belong_to_it() -> None:
+    modules = [
+        "tests.a",
+        "skylark.sync",
+        "concurrent.futures._base",
+        "skylark.x",
+        "tests.b",
+        "json",
+    ]
+    assert list(users_frames(modules)) == [True, False, False, False, True, True]

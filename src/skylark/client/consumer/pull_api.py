@@ -19,6 +19,7 @@ Counterpart of Java's ``PullAPIWrapper`` and of the queries of ``MQAdminImpl``.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -177,12 +178,15 @@ class QueueAccess:
     # ---- offsets ---------------------------------------------------------------------------------
 
     async def first_offset(
-        self, queue: MessageQueue, stored: int | None, where: ConsumeFromWhere, time_ms: int
+        self,
+        queue: MessageQueue,
+        read: Callable[[MessageQueue], Awaitable[int | None]],
+        where: ConsumeFromWhere,
+        time_ms: int,
     ) -> int:
-        """The offset to start at; ``stored`` is the committed offset, None if there is none."""
-        return await first_offset(
-            self.link, queue, start_position(queue.topic, stored, where, time_ms)
-        )
+        """The offset to start at; ``read`` finds the committed offset, None if there is none."""
+        start = start_position(queue.topic, await read(queue), where, time_ms)
+        return await first_offset(self.link, queue, start, read)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """The offset of the oldest message."""
@@ -223,13 +227,25 @@ def require_sql(instance: ClientInstance, target: Target, queue: MessageQueue) -
         )
 
 
-async def first_offset(link: BrokerConnections, queue: MessageQueue, start: Start) -> int:
-    """The offset that a start position stands for; asks the master of the queue if needed."""
+async def first_offset(
+    link: BrokerConnections,
+    queue: MessageQueue,
+    start: Start,
+    read: Callable[[MessageQueue], Awaitable[int | None]],
+) -> int:
+    """The offset that a start position stands for; asks the master of the queue if needed.
+
+    The committed offset is read a second time (``read``) if the queue is not empty: its first
+    message may have come after the broker had answered that there is no offset, and would be
+    skipped. Now the broker answers 0, as it does for a queue whose first message is in memory.
+    """
     if isinstance(start, UseOffset):
         return start.offset
     address = await link.lookup.master_of(queue)
     if isinstance(start, AskMaxOffset):
-        return await link.calls.max_offset(address, queue)
+        end = await link.calls.max_offset(address, queue)
+        stored = await read(queue) if end > 0 else None
+        return end if stored is None or stored < 0 else stored
     return await link.calls.search_offset(address, queue, start.time_ms)
 
 

@@ -13,7 +13,9 @@ If it cannot be read, the queue is not taken up, and the next round tries again;
 or repeat messages.
 
 A broker without an offset of the group responds with 0 while the queue still has its first message
-in memory. So a new group on a new topic reads from the beginning, also with *last*.
+in memory. So a new group on a new topic reads from the beginning, also with *last*. This holds also
+for a message that comes while the first consumer of the group starts: see ``first_offset`` of
+:mod:`skylark.client.consumer.pull_api`. Java's client may skip such a message.
 
 Counterpart of Java's ``RebalancePushImpl.computePullFromWhereWithException``.
 """

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
+
 import pytest
 
-from skylark.client.consumer.pull_api import _undecodable, decode_messages
+from skylark.client.consumer.pull_api import _undecodable, decode_messages, first_offset
+from skylark.client.consumer.start_position import start_position
 from skylark.client.core.broker_calls import Pulled, PullStatus
 from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from skylark.wire.layout import FLAG_INNER_BATCH
 from skylark.wire.message import encode_record
 
@@ -79,3 +85,31 @@ def test_going_on_behind_the_broken_one_loses_no_good_message(
 
 def test_static_topics_count_from_elsewhere() -> None:
     assert _undecodable(answer(broken(6), 140, delta=100), QUEUE, 105, 32).next_offset == 107
+
+
+@pytest.mark.parametrize(
+    ("answers", "end", "expected"),
+    [
+        ([None], 0, 0),  # empty: nothing can be skipped
+        ([None, 0], 1, 0),  # the first message came in between
+        ([None, None], 7, 7),  # a new group on an old topic starts at the end
+        ([None, -1], 7, 7),
+        ([None, 3], 7, 3),  # another member has committed in between
+        ([5], 7, 5),
+    ],
+)
+async def test_a_message_that_comes_while_a_new_group_starts_is_not_skipped(
+    answers: list[int | None], end: int, expected: int
+) -> None:
+    left = list(answers)
+
+    async def read(_: MessageQueue) -> int | None:
+        return left.pop(0)
+
+    link: Any = SimpleNamespace(lookup=AsyncMock(), calls=AsyncMock())
+    link.calls.max_offset.return_value = end
+    queue = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
+    where = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    start = start_position("T", await read(queue), where, 0)
+    assert await first_offset(link, queue, start, read) == expected
+    assert left == []

@@ -341,9 +341,11 @@ class LiteQueues:
         return _NOW
 
     async def _first_offset(self, queue: MessageQueue) -> int:
-        stored = await self._session.stored_offset(queue)
         return await self._access.first_offset(
-            queue, stored, self._settings.consume_from_where, self._start_time_ms
+            queue,
+            self._session.stored_offset,
+            self._settings.consume_from_where,
+            self._start_time_ms,
         )
 
 

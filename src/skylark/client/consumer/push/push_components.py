@@ -215,7 +215,7 @@ class PushParts:
         where = self._settings.consume_from_where
         time_ms = parse_consume_timestamp(self._setup.start_timestamp)
         start = start_position(queue.topic, stored, where, time_ms)
-        return await first_offset(self.instance.control_link, queue, start)
+        return await first_offset(self.instance.control_link, queue, start, self.offsets.read)
 
     def _offset_illegal(self, assigned: AssignedQueue, next_offset: int) -> None:
         self.instance.runtime.control.post(
