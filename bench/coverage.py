@@ -34,7 +34,7 @@ from bench.compare_load.programs import LoadProgram, cost_of
 from bench.compare_load.rows import Figure, Row, at_most
 from bench.compare_load.session import Session
 from bench.compare_load.summary import APACHE, Result
-from bench.harness import BenchError, run_program
+from bench.harness import ROOT, BenchError, run_program
 from tests.interop.cpp import wheel_folder
 from tests.interop.process import ProcessError
 from tests.interop.toolchain import (
@@ -60,8 +60,8 @@ NEW, OLD, MIDDLE, BINARY = f"Java {CURRENT}", "Java 4.9.8", "Java 5.1.4", f"Java
 #: Queues and attributes of a topic.
 WHERE: Final[Mapping[str, tuple[int, dict[str, str]]]] = {
     "plain": (16, {}),
-    "NORMAL": (16, {"+message.type": "NORMAL"}),
-    "FIFO": (16, {"+message.type": "FIFO"}),
+    "NORMAL": (16, {"message.type": "NORMAL"}),
+    "FIFO": (16, {"message.type": "FIFO"}),
     "1 queue": (1, {}),
     "64 queues": (64, {}),
 }
@@ -119,8 +119,8 @@ class OtherProgram(LoadProgram):
         return [*_command(self._who), *self.arguments()]
 
     def environment(self) -> Mapping[str, str]:
-        path = {"PYTHONPATH": str(wheel_folder())} if self._who == "C++ wheel" else {}
-        return {**super().environment(), "HOME": str(self.folder), **path}
+        path = wheel_folder() if self._who == "C++ wheel" else ROOT
+        return {**super().environment(), "HOME": str(self.folder), "PYTHONPATH": str(path)}
 
 
 def _command(who: str) -> list[str]:
