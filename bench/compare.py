@@ -4,7 +4,7 @@
 ``build/interop``), about ten gigabytes of disk, and the machine for itself for an hour and a half.
 It ends with an error if a goal is missed. ``ROWS='16*,catch-up'`` picks rows; ``ARGS`` may be:
 
-``--rounds 1 --seconds 12 --warm-up 1 --messages 20000``  to make it small
+``--rounds 1 --seconds 12 --warm-up 1 --messages 20000 --warm-up-messages 1000``  to make it small
 ``--json FILE``  to append each sample to a file, from which a second run at the same commit goes on
 ``--growth``     to measure rates against the numbers of queues and connections, the size of
                  messages and the length of the log instead; that takes 40 gigabytes of disk
@@ -13,6 +13,7 @@ It ends with an error if a goal is missed. ``ROWS='16*,catch-up'`` picks rows; `
 
 What is measured (:mod:`bench.compare_load.rows`):
 
+- producers of 16 threads with the Java clients 4.9.8 and 5.1.4 (a program of ours);
 - the official Java benchmark programs: producers with 1, 16 and 64 threads, batches, a consumer
   that catches up (the middle one of three), both at once, transactions, and 64 threads with
   ``SYNC_FLUSH``;
@@ -21,14 +22,14 @@ What is measured (:mod:`bench.compare_load.rows`):
 - the systems: the time to the first acknowledged message, memory of their own (``RssAnon``) and
   pages of mapped files apart from it, processor time for a million messages, and at idle.
 
-Method. A session starts one system on an empty folder on the disk of the checkout, warms it, and
-measures one row after the other; before each, the disk is settled (``sync`` and a pause). A round
-is a session of each system, and rounds alternate: A S, S A, A S, S A. Figures are medians over
-rounds with the distance of the quartiles as spread; a ratio is the median of the ratios within each
-round; ``noise`` is Apache against itself, its lowest figure over its highest
-(:mod:`bench.compare_load.summary`). Apache has a heap of 2 GB, Skylark its released defaults;
-both keep theirs otherwise (:mod:`bench.compare_load.systems`). Processor time and memory are those
-of broker and name server together.
+Method. A session starts one system on an empty folder on the disk of the checkout, warms it with at
+least 300,000 messages (the number is printed), and measures one row after the other; before each,
+the disk is settled (``sync`` and a pause). A round is a session of each system, and rounds
+alternate: A S, S A, A S, S A. Figures are medians over rounds with the distance of the quartiles as
+spread; a ratio is the median of the ratios within each round; ``noise`` is Apache against itself,
+its lowest figure over its highest (:mod:`bench.compare_load.summary`). Apache has a heap of 2 GB,
+Skylark its released defaults; both keep theirs otherwise (:mod:`bench.compare_load.systems`).
+Processor time and memory are those of broker and name server together.
 
 After each row all messages of its topic are read back, and those that differ counted: by their ids,
 where our client sent by their bodies. If fewer are there than were acknowledged, the row is void.
@@ -106,6 +107,8 @@ class Run:
         self._commit = commit
         self._ledger = ledger
         self._measure_row = measure
+        #: Called with the name of a system and the number of messages that warmed it.
+        self.on_warm: Callable[[str, int], None] = lambda _system, _count: None
         self._stamp = {
             "bench": bench,
             "commit": commit,
@@ -167,9 +170,13 @@ class Run:
             session = Session(running, admin, self._timing)
             for row in wanted:
                 if kind != "idle" and row.name not in COLD:
-                    session.warm()
+                    self._warm(session)
                 settle_disk(self._timing.pause_s)
                 report(self._sample(session, row, number))
+
+    def _warm(self, session: Session) -> None:
+        if count := session.warm():
+            self.on_warm(session.system.name, count)
 
     def _sample(self, session: Session, row: Row, number: int) -> Sample:
         try:
@@ -202,10 +209,23 @@ def measure_all(run: Run, chosen: Sequence[Row], rounds: int, stdout: TextIO) ->
         stdout.write(f"{where} {sample.row}: {figures}{void}\n")
         stdout.flush()
 
+    def report_warm_up(system: str, count: int) -> None:
+        stdout.write(f"{system} is warm after {count:,} messages\n")
+
+    run.on_warm = report_warm_up
     for kind, members in sessions(chosen).items():
         for number, systems in enumerate(order(rounds)):
             for system in systems:
                 run.session(kind, members, system, number, report)
+
+
+def add_warm_up_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--warm-up-messages",
+        type=int,
+        default=Timing.warm_up_messages,
+        help="to each system before its first row",
+    )
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -216,6 +236,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     parser.add_argument("--warm-up", type=float, default=10.0, help="seconds before it")
     parser.add_argument("--messages", type=int, default=1_000_000, help="to catch up with")
+    add_warm_up_option(parser)
     parser.add_argument("--growth", action="store_true", help="measure growth instead")
     parser.add_argument("--history", action="store_true", help="keep the result in bench/history")
     parser.add_argument("--publish", action="store_true", help=f"only renew {history.PAGE}")
@@ -242,7 +263,12 @@ def run(arguments: Sequence[str], *, stdout: TextIO) -> bool:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     facts = all_facts()
     commit = current_commit(Path(__file__).parent)
-    timing = Timing(options.seconds, options.warm_up, options.messages)
+    timing = Timing(
+        options.seconds,
+        options.warm_up,
+        options.messages,
+        warm_up_messages=options.warm_up_messages,
+    )
     stdout.write(f"{facts['cpu']}, {facts['cores']} cores, {facts['python']}\n")
     ran = Run(timing, facts, commit, Ledger(options.json) if options.json else None)
     measure_all(ran, chosen, options.rounds, stdout)

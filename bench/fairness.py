@@ -22,33 +22,26 @@ those that failed. Rounds alternate as those of :mod:`bench.compare` do.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final, TextIO
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from bench.broker_load import percentile
-from bench.compare import Run, all_facts, measure_all, missed
+from bench.compare_load.beside import BesideApache
 from bench.compare_load.lines import steady_rate
-from bench.compare_load.rows import KIB, Figure, Goal, Row, at_most, select
-from bench.compare_load.session import CLIENT_HEAP_MB, Session, Timing
-from bench.compare_load.summary import Sample, format_noise, format_table, summarize
-from bench.harness import BenchError, Ledger, compile_package, current_commit, run_program
-from tests.interop.java import JavaProcess
+from bench.compare_load.programs import LoadProgram, between, rate_between, work
+from bench.compare_load.rows import KIB, Figure, Goal, Row, at_most
+from bench.compare_load.session import Session
+from bench.harness import BenchError, run_program
 from tests.interop.process import ProcessError
-from tests.interop.toolchain import ToolchainError, check_tools, classpath, compiled
+from tests.interop.toolchain import ToolchainError
 
-BENCH = "fairness"
-ROUNDS = 4
 QUEUES: Final = 16
 IN_FLIGHT: Final = 512
 BATCH: Final = 32
 THREADS: Final = 4
 INTERVAL_MS: Final = 10
 PROGRAM: Final = "FairnessLoad"
-START_TIMEOUT_S: Final = 120.0
 
 Found = dict[str, Any]
 
@@ -77,50 +70,11 @@ def rows() -> list[Row]:
 # ---- three programs, three connections -----------------------------------------------------------
 
 
-class LoadProgram(JavaProcess):
-    """One of the clients; it works from its start until the end of its block."""
-
-    def __init__(self, kind: str, options: Mapping[str, object], folder: Path) -> None:
-        super().__init__(kind, main_class=PROGRAM, folder=folder, heap_mb=CLIENT_HEAP_MB)
-        self._options = {"kind": kind, **options}
-        self.records: list[dict[str, Any]] = []
-
-    def arguments(self) -> list[str]:
-        return [f"{name}={value}" for name, value in self._options.items()]
-
-    def wait_ready(self) -> None:
-        """It tells something when its client has started; three at once would take too long."""
-        self.records.append(json.loads(self.wait_for_line('"event"', START_TIMEOUT_S)))
-
-    def read(self) -> None:
-        """Take what it has told since the last time; raises if it has ended."""
-        if not self.running:
-            raise self.failure("ended early")
-        self.records += [json.loads(line) for line in self.waiting_lines()]
-
-    def close(self) -> None:
-        self.kill()  # it knows no orderly end
-        super().close()
-
-
-def rate_between(records: Sequence[Mapping[str, Any]], begin_ms: float, end_ms: float) -> float:
-    """Messages per second by the counts that were told in this time."""
-    counts = [
-        (each["at_ms"], each["count"])
-        for each in records
-        if each["event"] == "count" and begin_ms <= each["at_ms"] <= end_ms
-    ]
-    if len(counts) < 2:
-        raise BenchError("a program told too little: measure for longer")
-    (first_ms, first), (last_ms, last) = counts[0], counts[-1]
-    return float((last - first) / (last_ms - first_ms) * 1_000)
-
-
 def quiet_figures(
     records: Sequence[Mapping[str, Any]], begin_ms: float, end_ms: float
 ) -> dict[str, float]:
     """How long single sends took in this time, and how many of them failed."""
-    sends = [each for each in records if begin_ms <= each["at_ms"] <= end_ms]
+    sends = between(records, begin_ms, end_ms)
     took = sorted(float(each["ms"]) for each in sends if each["stored"])
     if not took:
         raise BenchError("the quiet producer sent nothing: measure for longer")
@@ -139,7 +93,7 @@ def flood(session: Session, row: Row) -> Found:
     folder = session.system.folder / f"fairness-{topic}"
 
     def program(kind: str, **options: object) -> LoadProgram:
-        return LoadProgram(kind, common | options, folder / kind)
+        return LoadProgram(PROGRAM, kind, common | options, folder / kind)
 
     with (
         program("consume", topic=topic, group=group) as consumer,
@@ -147,9 +101,9 @@ def flood(session: Session, row: Row) -> Found:
         program("quiet", topic=quiet_topic, group="quiet", interval_ms=INTERVAL_MS) as quiet,
     ):
         programs = (consumer, producer, quiet)
-        _work(programs, session.timing.warm_up_s)
+        work(programs, session.timing.warm_up_s)
         begin_ms = time.time() * 1_000
-        _work(programs, session.timing.seconds)
+        work(programs, session.timing.seconds)
         end_ms = time.time() * 1_000
         produced = rate_between(producer.records, begin_ms, end_ms)
         consumed = rate_between(consumer.records, begin_ms, end_ms)
@@ -165,14 +119,6 @@ def flood(session: Session, row: Row) -> Found:
         },
         "notes": {"failed_batches": failed},
     }
-
-
-def _work(programs: Sequence[LoadProgram], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        for program in programs:
-            program.read()
-        time.sleep(min(left, 0.2))
 
 
 # ---- the official programs -----------------------------------------------------------------------
@@ -196,56 +142,15 @@ def batches(session: Session, row: Row) -> Found:
     return {"figures": {"produced": produced, "consumed": consumed}}
 
 
-MEASURES: Final[Mapping[str, Callable[[Session, Row], Found]]] = {
-    "flood": flood,
-    "batches": batches,
-}
-
-
-def measure(session: Session, row: Row, number: int) -> Sample:
-    found = MEASURES[row.kind](session, row)
-    return Sample(row=row.name, system=session.system.name, round=number, **found)
-
-
-def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"bench.{BENCH}")
-    parser.add_argument("--rows", default="", help="comma-separated patterns of rows")
-    parser.add_argument("--json", type=Path, help="append samples to this file and resume from it")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement")
-    parser.add_argument("--warm-up", type=float, default=20.0, help="seconds before it")
-    options = parser.parse_args(arguments)
-    if options.rounds < 1 or options.seconds <= 0 or options.warm_up < 0:
-        raise BenchError("--rounds and --seconds must be positive")
-    return options
-
-
-def run(arguments: Sequence[str], *, stdout: TextIO) -> bool:
-    """Measure and print; whether no goal is missed."""
-    options = parse_arguments(arguments)
-    chosen = select(rows(), options.rows)
-    check_tools()
-    stdout.write("the jars and our programs, once, into build/interop\n")
-    classpath()
-    for program in ("Leashed", PROGRAM):
-        compiled(program)
-    compile_package()
-    facts = all_facts()
-    stdout.write(f"{facts['cpu']}, {facts['cores']} cores, {facts['python']}\n")
-    ran = Run(
-        Timing(options.seconds, options.warm_up),
-        facts,
-        current_commit(Path(__file__).parent),
-        Ledger(options.json) if options.json else None,
-        bench=BENCH,
-        measure=measure,
-    )
-    measure_all(ran, chosen, options.rounds, stdout)
-    counted = [sample for sample in ran.samples if sample.round < options.rounds]
-    results = [result for row in chosen for result in summarize(row, counted)]
-    stdout.write(f"\n{format_table(results)}\n\n{format_noise(results)}\n")
-    return not missed(results)
+FAIRNESS: Final = BesideApache(
+    name="fairness",
+    rows=rows(),
+    measures={"flood": flood, "batches": batches},
+    program=PROGRAM,
+    seconds=30.0,
+    warm_up_s=20.0,
+)
 
 
 if __name__ == "__main__":
-    run_program(BENCH, run, ProcessError, ToolchainError)
+    run_program(FAIRNESS.name, FAIRNESS.run, ProcessError, ToolchainError)

@@ -33,6 +33,7 @@ What the rows do:
 ``send ..., 16 in a read``    16 requests in one write, then their replies
 ``batch of 32``               one request with 32 messages of 100 B
 ``pull of 32``                a pull of a push consumer, answered by 32 messages
+``send, wake and hold ...``   a message for a held pull: two replies, and the next pull is held
 ``half and commit ...``       a half message; its commit comes with the next half message
 ``..., 5.1.4``                the same by a client of that release; those without are of 5.5.0
 """

@@ -217,7 +217,7 @@ def measure(system: str, row: str, options: argparse.Namespace) -> Result:
         SYSTEMS[system](Path(folder), {"flushDiskType": "ASYNC_FLUSH"}) as running,
         Admin(ClientOptions(namesrv=running.namesrv), timeout=ADMIN_TIMEOUT_S) as admin,
     ):
-        session = Session(running, admin, Timing(warm_up_s=options.warm_up))
+        session = Session(running, admin, Timing(warm_up_messages=options.warm_up))
         session.warm()
         with busy_processes(options.busy):
             return MEASURES[row](session, options)
@@ -231,7 +231,9 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--messages", type=int, default=1_000_000, help="of the producer")
     parser.add_argument("--refusals", type=int, default=REFUSALS, help="to wait for at Apache")
     parser.add_argument("--limit", type=float, default=1_200.0, help="seconds for a producer")
-    parser.add_argument("--warm-up", type=float, default=20.0, help="seconds before, not busy")
+    parser.add_argument(
+        "--warm-up", type=int, default=Timing.warm_up_messages, help="messages before, not busy"
+    )
     parser.add_argument("--bursts", type=int, default=20)
     parser.add_argument("--programs", type=int, default=PROGRAMS, help="in each burst")
     parser.add_argument("--systems", default=f"{SKYLARK},{APACHE}", help="comma-separated")

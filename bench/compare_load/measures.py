@@ -23,6 +23,7 @@ from bench.compare_load.lines import (
     failed_count,
     steady_rate,
 )
+from bench.compare_load.programs import LoadProgram, cost_of
 from bench.compare_load.rows import FILES, PROCESSOR, RATE, Row
 from bench.compare_load.session import QUEUES, JavaClient, Mark, Session, settle_disk
 from bench.compare_load.summary import Sample, judged
@@ -95,6 +96,28 @@ def producer(session: Session, row: Row) -> Found:
     if any(figure.name == FILES for figure in row.figures):
         found["figures"][FILES] = session.system.open_files()
     return found
+
+
+def older_producer(session: Session, row: Row) -> Found:
+    """The same with an older client, whose benchmark program differs: a program of ours."""
+    topic = session.topic()
+    options = {
+        "namesrv": session.system.namesrv,
+        "topic": topic,
+        "group": "compare-older",
+        "threads": _option(row, "threads"),
+        "what": "bare",
+    }
+    folder = session.system.folder / f"older-{topic}"
+    version = str(row.options["client"])
+    with LoadProgram("CoverageLoad", "produce", options, folder, version=version) as client:
+        cost = cost_of(session, [client], client)
+    sent = client.records[-1]["count"]
+    return {
+        "figures": {RATE: cost["rate"], PROCESSOR: cost["CPU"]},
+        "acknowledged": sent,
+        "stored": session.stored_finally(topic, sent),
+    }
 
 
 def long_log(session: Session, row: Row) -> Found:
@@ -333,7 +356,7 @@ def connections(session: Session, row: Row) -> Found:
 MEASURES: Final[Mapping[str, Callable[[Session, Row], Found]]] = {
     each.__name__: each
     for each in (
-        *(producer, long_log, batch_producer, catch_up, at_once, transactions),
+        *(producer, older_producer, long_log, batch_producer, catch_up, at_once, transactions),
         *(client_send, client_read, latency),
         *(start_up, memory, idle, connections),
     )

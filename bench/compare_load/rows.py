@@ -24,6 +24,8 @@ from bench.harness import BenchError
 
 KIB = 1024
 LOG_GB = 10
+#: Java clients whose property strings end without a separator.
+OLDER_CLIENTS = ("4.9.8", "5.1.4")
 RATE = "rate"
 PROCESSOR = "CPU"
 FILES = "open files"
@@ -100,6 +102,13 @@ def rows() -> list[Row]:
         _sent("1 thread 100 B", 1, 100, 1.5),
         _sent("1 thread 1 KB", 1, KIB, 1.5),
         _sent("16 threads 100 B", 16, 100, 1.2),
+        *(
+            Row(
+                *(f"16 threads 100 B by Java {client}", "load", "older_producer", rated(1.2)),
+                {"threads": 16, "client": client},
+            )
+            for client in OLDER_CLIENTS
+        ),
         _sent("64 threads 1 KB", 64, KIB, 1.3),
         Row(
             *("batch 32 x 100 B", "load", "batch_producer", rated(1.0)),

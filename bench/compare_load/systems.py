@@ -36,8 +36,8 @@ START_TIMEOUT_S: Final = 120.0
 POLL_S: Final = 0.01
 FIRST_TOPIC: Final = "compare-first"
 
-#: For both, so that a disk that is more than three quarters full stops neither.
-COMMON: Final = {"diskMaxUsedSpaceRatio": "95"}
+#: For both: a disk that is more than three quarters full stops neither, and SQL filters work.
+COMMON: Final = {"diskMaxUsedSpaceRatio": "95", "enablePropertyFilter": "true"}
 #: What Apache has by itself; the classes used here are made for tests and set smaller ones.
 APACHE_DEFAULTS: Final = {
     "mappedFileSizeCommitLog": 1 << 30,

@@ -28,6 +28,8 @@ IN_A_READ: Final = 16
 PULL_POSITIONS: Final = 100
 WARM_UPS: Final = 2
 DISPATCH_DEADLINE_S: Final = 10.0
+#: The broker holds a pull within this time.
+HELD_S: Final = 0.000_5
 #: ``msgId`` ends with the offset in the log, 8 bytes in hex.
 HALF_REPLY: Final = (
     re.compile(rb'"msgId":"[0-9A-F]*([0-9A-F]{16})"'),
@@ -40,7 +42,7 @@ class Row:
     """One row: ``writes`` writes make a turn (about 12 ms), each of ``in_a_read`` frames."""
 
     name: str
-    kind: str  #: "send", "batch", "pull" or "half"
+    kind: str  #: "send", "batch", "pull", "wake" or "half"
     writes: int
     in_a_read: int = 1
     body_size: int = 100
@@ -63,6 +65,7 @@ ROWS: Final = (
     Row("send 1 KB, 16 in a read", "send", 30, IN_A_READ, 1024),
     Row("batch of 32", "batch", 50),
     Row("pull of 32", "pull", 200),
+    Row("send, wake and hold a pull", "wake", 60, 1, 1024),
     Row("half and commit, one at a time", "half", 75),
     Row("half and commit, 16 in a read", "half", 16, IN_A_READ),
     *(
@@ -137,17 +140,18 @@ class Work:
 class PullWork(Work):
     """Pulls through one queue, 32 messages at a time, as a push consumer does."""
 
-    def _frames(self) -> list[bytes]:
+    def pull(self, number: int, offset: int) -> bytes:
         frames = load(self.row.version, self.topic)
         # The client changed its subscription between the recorded heartbeat and the recorded pull.
         (group,) = json.loads(frames["heartbeat"].body)["consumerDataSet"]
         topics = {each["topic"]: each["subVersion"] for each in group["subscriptionDataSet"]}
         version = topics[self.topic]
+        return frames["pull"].frame(number, queueOffset=offset, subVersion=version)
+
+    def _frames(self) -> list[bytes]:
         offsets = itertools.cycle(range(0, PULL_POSITIONS * BATCH, BATCH))
-        return [
-            frames["pull"].frame(number, queueOffset=next(offsets), subVersion=version)
-            for number in range(self.row.writes * self.row.in_a_read)
-        ]
+        count = self.row.writes * self.row.in_a_read
+        return [self.pull(number, next(offsets)) for number in range(count)]
 
     def prepare(self, broker: Connection) -> None:
         """Fill the queue, and join the group: a pull without a subscription needs a member."""
@@ -162,6 +166,39 @@ class PullWork(Work):
         full = PULL_POSITIONS * BATCH
         if (found := self.stored(broker)) != full:
             raise BenchError(f"{self.row.name}: {found} messages to pull instead of {full}")
+
+
+class WakeWork(PullWork):
+    """Messages for a consumer that waits: each wakes its pull, which then comes again.
+
+    The broker reads the pull by itself, as it does at everyday rates: this process sleeps before it
+    sends the message.
+    """
+
+    def _frames(self) -> list[bytes]:
+        return Work._frames(self)
+
+    def prepare(self, broker: Connection) -> None:
+        """Make the topic by sends alone, join the group, and warm up."""
+        Work.run(self, broker)
+        broker.exchange(load(self.row.version, self.topic)["heartbeat"].frame(0), 1)
+        for _ in range(WARM_UPS - 1):
+            self.run(broker)
+
+    def run(self, broker: Connection) -> None:
+        offsets = [max_offset(broker, self.topic, queue_id) for queue_id in range(QUEUES)]
+        for number, write in enumerate(self.writes):
+            queue_id = number % QUEUES
+            broker.exchange(self._pull_of(queue_id, number, offsets[queue_id]), 0)
+            time.sleep(HELD_S)
+            broker.exchange(write, 2)
+            offsets[queue_id] += 1
+
+    def _pull_of(self, queue_id: int, number: int, offset: int) -> bytes:
+        return self.pull(number, offset).replace(b'"queueId":"0"', b'"queueId":"%d"' % queue_id)
+
+    def check(self, broker: Connection, runs: int) -> None:
+        Work.check(self, broker, runs)
 
 
 class TransactionWork(Work):
@@ -206,5 +243,5 @@ class TransactionWork(Work):
 
 def make_work(row: Row, topic: str) -> Work:
     """What replays the row."""
-    kinds = {"pull": PullWork, "half": TransactionWork}
+    kinds = {"pull": PullWork, "wake": WakeWork, "half": TransactionWork}
     return kinds.get(row.kind, Work)(row, topic)

@@ -19,7 +19,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -32,6 +32,8 @@ CURRENT: Final = "5.5.0"
 OLD_CLIENT: Final = "4.9.8"
 #: A client of the 5.x line whose property strings end without a separator, as those of 4.x do.
 MIDDLE_CLIENT: Final = "5.1.4"
+#: Clients of the 4.x line that are still met in the field.
+FIELD_CLIENTS: Final = ("4.4.0", "4.7.1")
 #: The last servers of the 4.x line that were published as jars; there are none of 4.9.8.
 OLD_SERVERS: Final = "4.9.7"
 
@@ -45,9 +47,10 @@ _ARTIFACTS: Final = {
     ),
     OLD_CLIENT: ("rocketmq-client",),
     MIDDLE_CLIENT: ("rocketmq-client",),
+    **dict.fromkeys(FIELD_CLIENTS, ("rocketmq-client",)),
     OLD_SERVERS: ("rocketmq-namesrv", "rocketmq-broker"),
 }
-#: What the tests run; the other releases are for recordings.
+#: What the tests run; the other releases are for recordings and benchmarks.
 _TESTED: Final = (CURRENT, OLD_CLIENT, OLD_SERVERS)
 _COPY_GOAL: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 _COPY_ONE_GOAL: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"
@@ -169,38 +172,58 @@ def _has_jars(version: str) -> bool:
 
 
 def _copy_jars(version: str, target: Path) -> None:
-    dependencies = "".join(
-        "<dependency><groupId>org.apache.rocketmq</groupId>"
-        f"<artifactId>{artifact}</artifactId><version>{version}</version></dependency>"
-        for artifact in _ARTIFACTS[version]
-    )
-    pom = target.parent / "pom.xml"
+    artifacts = _ARTIFACTS[version]
+    copy_dependencies([f"org.apache.rocketmq:{each}:{version}" for each in artifacts], target)
+    for artifact in artifacts:
+        if not (target / f"{artifact}-{version}.jar").exists():
+            raise ToolchainError(f"Maven ended well but left no {artifact}-{version}.jar")
+
+
+def copy_dependencies(wanted: Sequence[str], target: Path, *, boms: Sequence[str] = ()) -> None:
+    """Copy jars, named as ``group:artifact:version``, and all that they depend on.
+
+    ``boms``: poms that say which versions these have.
+    """
+    managed = "".join(_dependency(bom, "<type>pom</type><scope>import</scope>") for bom in boms)
+    pom = target.parent / f"{target.name}-pom.xml"
     pom.write_text(
         '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
         "<groupId>skylark</groupId><artifactId>interop</artifactId><version>1</version>"
-        f"<packaging>pom</packaging><dependencies>{dependencies}</dependencies></project>\n"
+        "<packaging>pom</packaging><dependencyManagement><dependencies>"
+        f"{managed}</dependencies></dependencyManagement>"
+        f"<dependencies>{''.join(map(_dependency, wanted))}</dependencies></project>\n"
     )
     _run(
         [
             *(tool("mvn"), "--batch-mode", "--quiet", "--file", str(pom), _COPY_GOAL),
             *("-DincludeScope=runtime", f"-DoutputDirectory={target}"),
         ],
-        f"Maven could not fetch the jars of RocketMQ {version} (this needs the network once)",
+        f"Maven could not fetch {', '.join(wanted)} (this needs the network once)",
         _MAVEN_TIMEOUT_S,
     )
-    for artifact in _ARTIFACTS[version]:
-        if not (target / f"{artifact}-{version}.jar").exists():
-            raise ToolchainError(f"Maven ended well but left no {artifact}-{version}.jar")
+
+
+def _dependency(coordinates: str, more: str = "") -> str:
+    group, artifact, version = coordinates.split(":")
+    return (
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+        f"<version>{version}</version>{more}</dependency>"
+    )
 
 
 def _compile(program: str, version: str, target: Path) -> None:
+    options = ("-Xlint:all,-path", "-Werror", "-sourcepath", str(_SOURCES), "-implicit:class")
+    compile_java(_SOURCES / f"{program}.java", classpath(version), target, *options)
+
+
+def compile_java(source: Path, path: str, target: Path, *options: str) -> None:
+    """Compile a source against a class path into the folder ``target``."""
     _run(
         [
-            *(tool("javac"), "-encoding", "UTF-8", "-Xlint:all,-path", "-Werror", "-proc:none"),
-            *("-classpath", classpath(version), "-sourcepath", str(_SOURCES), "-implicit:class"),
-            *("-d", str(target), str(_SOURCES / f"{program}.java")),
+            *(tool("javac"), "-encoding", "UTF-8", "-proc:none", *options),
+            *("-classpath", path, "-d", str(target), str(source)),
         ],
-        f"{program}.java does not compile against RocketMQ {version}",
+        f"{source.name} does not compile against {path}",
         _JAVAC_TIMEOUT_S,
     )
 

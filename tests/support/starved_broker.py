@@ -39,7 +39,7 @@ async def main() -> None:
         return response_to(request, 0)
 
     dispatcher.add_hot(RequestCode.SEND_MESSAGE_V2, work)
-    server = RemotingServer(dispatcher, TcpNetwork(), clock, stamp=watch.arrived_at)
+    server = RemotingServer(dispatcher, TcpNetwork(), clock, watch=watch)
     await server.start("127.0.0.1", 0)
     print(json.dumps({"port": server.address[1]}), flush=True)
     await asyncio.to_thread(sys.stdin.read)

@@ -94,6 +94,12 @@ class Peer(Protocol):
     def call_when_writable(self, callback: Callable[[], None]) -> None:
         """Call back when ``is_reading`` holds, or when the client is gone."""
 
+    def begin_results(self) -> None:
+        """Several results for the client come now: keep them until :meth:`end_results`."""
+
+    def end_results(self) -> None:
+        """Send the results since :meth:`begin_results` together, now."""
+
     def oneway(self, request: Command) -> None:
         """Send the client a request without a reply; raises TransportError.
 

@@ -116,7 +116,7 @@ class BrokerContext:
         )
         #: For requests to name servers and to the master.
         self.client = RemotingClient(
-            network, self.clock, limits=self.net_limits, stamp=self.loop_watch.arrived_at
+            network, self.clock, limits=self.net_limits, watch=self.loop_watch
         )
         self.files = files
         #: The directory of the tables, and what saves them.

@@ -463,7 +463,7 @@ class PullFeature(Feature):
             BroadcastOffsets(live, groups.consumers, groups.offsets, store, clock),
             PullCounters(stats.broker_stats, stats.store_stats, store, topics.table, clock),
             clock,
-            context.loop_watch.arrived_at,
+            context.loop_watch,
         )
         storage.held_pulls = self.service.waiting
         topics.registration.master_changes.subscribe(lambda _: self.service.waiting.wake_all())

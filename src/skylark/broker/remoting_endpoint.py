@@ -82,7 +82,7 @@ class RemotingEndpoint:
             context.clock,
             limits=context.net_limits,
             serialize_type=config.serialize_type.value,
-            stamp=context.loop_watch.arrived_at,
+            watch=context.loop_watch,
         )
 
     def held_size(self) -> int:

@@ -37,7 +37,7 @@ from skylark.core.errors import (
 from skylark.core.names import parse_address
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
-from skylark.net.inbound import Owner, Stamp
+from skylark.net.inbound import Owner, Watch
 from skylark.net.limits import NetLimits
 from skylark.net.transport import Network
 from skylark.wire.codes import CURRENT_VERSION, ResponseCode
@@ -81,9 +81,9 @@ class RemotingClient:
         serialize_type: int = 0,
         language: str = "PYTHON",
         back_off: Backoff = RECONNECT,
-        stamp: Stamp | None = None,
+        watch: Watch | None = None,
     ) -> None:
-        """``stamp``: see :class:`skylark.net.inbound.Owner`."""
+        """``watch``: see :class:`skylark.net.inbound.Owner`."""
         self.dispatcher = dispatcher or Dispatcher()
         self._network = network
         self._clock = clock
@@ -91,7 +91,7 @@ class RemotingClient:
         self._serialize_type = serialize_type
         self._language = language
         self._back_off = back_off
-        self._stamp_arrival = stamp
+        self._watch = watch
         self._opaques = OpaqueCounter()
         self._peers: dict[str, _Peer] = {}
         self._retired: set[Connection] = set()
@@ -230,7 +230,7 @@ class RemotingClient:
             self._limits,
             opaques=self._opaques,
             serialize_type=self._serialize_type,
-            owner=Owner(stamp=self._stamp_arrival, on_close=partial(self._lost, address)),
+            owner=Owner(watch=self._watch, on_close=partial(self._lost, address)),
         )
 
     def _lost(self, address: str, connection: Connection, error: Exception | None) -> None:

@@ -244,6 +244,15 @@ class Connection(asyncio.Protocol):
         """
         self._outbound.call_when_writable(callback)
 
+    def begin_results(self) -> None:
+        """Keep what is sent from now on for one write, up to the limits of a write."""
+        self._outbound.in_batch = True
+
+    def end_results(self) -> None:
+        """Write what was sent since :meth:`begin_results`."""
+        self._outbound.in_batch = False
+        self._outbound.flush()
+
     async def drain(self) -> None:
         """Wait until the peer reads again, or the connection is closing."""
         await self._outbound.drain()

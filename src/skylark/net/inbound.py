@@ -31,7 +31,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -55,8 +55,15 @@ logger = logging.getLogger(__name__)
 #: Chooses a byte filter by the first bytes; None for plain frames. May raise RemoteProtocolError.
 FirstBytes = Callable[["Connection", bytes], ByteFilter | None]
 
-#: Maps the time at which bytes are read to the time at which they count as arrived.
-Stamp = Callable[[float], float]
+
+class Watch(Protocol):
+    """Is told of the work of all connections, and decides when bytes count as arrived."""
+
+    def read(self, now: float) -> float:
+        """Work begins; returns when bytes that are read now count as arrived."""
+
+    def served(self, *, goes_on: bool) -> None:
+        """The work is done; ``goes_on``: tasks go on with it in the next turn of the loop."""
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,8 +71,8 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Chooses the byte filter of a connection by its first bytes.
     first_bytes: FirstBytes | None = None
-    #: Returns when bytes count as arrived; without it, bytes arrive when they are read.
-    stamp: Stamp | None = None
+    #: Without it, bytes arrive when they are read.
+    watch: Watch | None = None
     #: A connection adds itself when it starts to hold bytes for its peer; the owner removes it
     #: (see :attr:`skylark.net.connection.Connection.held_size`).
     holders: set[Connection] | None = None
@@ -104,7 +111,7 @@ class Inbound:
         self._bytes_max = limits.bytes_per_turn_max
         self._seconds_max = limits.seconds_per_turn_max
         self._run_max = min(limits.frames_per_turn_max, limits.frames_per_write_max)
-        self._stamp = owner.stamp
+        self._watch = owner.watch
         self._holders = owner.holders
         self._first_bytes = owner.first_bytes
         self._loop = asyncio.get_running_loop()
@@ -115,6 +122,7 @@ class Inbound:
         self._queue = RequestQueue()
         self._inflight = InflightRequests()
         self._turn_scheduled = False
+        self._starts_tasks = False  # in this turn
         self._reading = True
 
     # --- bytes ----------------------------------------------------------------------------------
@@ -131,12 +139,13 @@ class Inbound:
             self._hold_bytes()
             self.update_reading()
             return
+        arrived_at = now if self._watch is None else self._watch.read(now)
         if len(data) > self._bytes_max or not self._wants_bytes():
             self._unread.append(data)
         else:
             self._share.bytes_left -= len(data)
-            self._feed(data, now)
-        self._take_turn(now)
+            self._feed(data, arrived_at)
+        self._take_turn(now, arrived_at)
 
     def _take_bytes(self) -> bytes:
         """The next waiting bytes: one chunk, but no more than a share."""
@@ -154,10 +163,9 @@ class Inbound:
         self._share.bytes_left -= len(data)
         return data
 
-    def _feed(self, data: bytes, now: float) -> None:
+    def _feed(self, data: bytes, arrived_at: float) -> None:
         """Decode bytes into frames; responses settle their calls, requests join the queue."""
         link = self._link
-        arrived_at = now if self._stamp is None else self._stamp(now)
         try:
             if self._first_bytes is not None:
                 self._choose_filter(data)
@@ -172,6 +180,7 @@ class Inbound:
         for command in commands:
             if command.flag & FLAG_RESPONSE:
                 self._share.frames_left -= 1
+                self._starts_tasks = True  # the caller goes on
                 if not self._calls.settle(command):
                     logger.debug("%r: response %s matches no call", link, command.opaque)
             else:
@@ -205,9 +214,10 @@ class Inbound:
         self._turn_scheduled = False
         if not self._link.is_closing:
             self._share.renew(self._outbound.bytes_out)
-            self._take_turn(self._monotonic())
+            now = self._monotonic()
+            self._take_turn(now, now if self._watch is None else self._watch.read(now))
 
-    def _take_turn(self, now: float) -> None:
+    def _take_turn(self, now: float, arrived_at: float) -> None:
         """Handle requests and decode bytes up to the share of this turn; write the responses."""
         outbound, share, queue, unread = self._outbound, self._share, self._queue, self._unread
         dispatcher, connection, runs = self._dispatcher, self._connection, self._dispatcher.runs
@@ -222,7 +232,7 @@ class Inbound:
                     else:
                         dispatcher.dispatch(connection, run[0])
                 elif unread and self._wants_bytes():
-                    self._feed(self._take_bytes(), now)
+                    self._feed(self._take_bytes(), arrived_at)
                 else:
                     break
                 if (queue or unread) and (
@@ -248,6 +258,9 @@ class Inbound:
                 self._hold_bytes()
         if not self._reading:
             self.update_reading()
+        if self._watch is not None:
+            goes_on, self._starts_tasks = self._starts_tasks, False
+            self._watch.served(goes_on=goes_on)
 
     def _next_run(self) -> list[Command]:
         """Take the next run of requests, no more than a share.
@@ -291,6 +304,7 @@ class Inbound:
         """Run a cold handler as a task, which continues even if the connection closes."""
         self._inflight.size += (size := held_size(request))
         self._share.tasks_left -= 1
+        self._starts_tasks = True
         self._hold_bytes()
         task = self._loop.create_task(work)
         self.tasks.add(task)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from skylark.core.clock import Clock
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
-from skylark.net.inbound import FirstBytes, Owner, Stamp
+from skylark.net.inbound import FirstBytes, Owner, Watch
 from skylark.net.limits import NetLimits
 from skylark.net.transport import Listener, Network
 from skylark.wire.command import SERIALIZE_JSON
@@ -45,9 +45,9 @@ class RemotingServer:
         limits: NetLimits | None = None,
         serialize_type: int = SERIALIZE_JSON,
         first_bytes: FirstBytes | None = None,
-        stamp: Stamp | None = None,
+        watch: Watch | None = None,
     ) -> None:
-        """``stamp`` returns the time at which bytes count as arrived (see ``inbound.Owner``)."""
+        """``watch`` decides when bytes count as arrived."""
         self.dispatcher = dispatcher
         self.connections: set[Connection] = set()
         self.connections_refused = 0
@@ -59,7 +59,7 @@ class RemotingServer:
         self._holders: set[Connection] = set()
         self._owner = Owner(
             first_bytes=first_bytes,
-            stamp=stamp,
+            watch=watch,
             holders=self._holders,
             on_open=self._opened,
             on_close=self._closed,

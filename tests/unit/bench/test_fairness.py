@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench.fairness import MEASURES, LoadProgram, parse_arguments, quiet_figures, rate_between, rows
+from bench.compare_load.programs import LoadProgram, rate_between
+from bench.fairness import FAIRNESS, quiet_figures
 from bench.harness import BenchError
 
 
@@ -45,17 +46,17 @@ def test_a_quiet_producer_that_sent_nothing_is_no_result() -> None:
 
 
 def test_each_row_can_be_measured_and_has_a_goal() -> None:
-    for row in rows():
-        assert row.kind in MEASURES
+    for row in FAIRNESS.rows:
+        assert row.kind in FAIRNESS.measures
         assert any(figure.goal is not None for figure in row.figures)
 
 
 def test_a_program_gets_its_options_by_name(tmp_path: Any) -> None:
-    program = LoadProgram("flood", {"topic": "T", "batch": 32}, tmp_path)
+    program = LoadProgram("FairnessLoad", "flood", {"topic": "T", "batch": 32}, tmp_path)
     assert program.arguments() == ["kind=flood", "topic=T", "batch=32"]
 
 
 @pytest.mark.parametrize("wrong", [["--rounds", "0"], ["--seconds", "0"], ["--warm-up", "-1"]])
 def test_wrong_arguments_are_refused(wrong: list[str]) -> None:
     with pytest.raises(BenchError, match="positive"):
-        parse_arguments(wrong)
+        FAIRNESS.parse_arguments(wrong)

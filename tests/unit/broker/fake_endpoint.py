@@ -70,6 +70,12 @@ class FakePeer:
     def call_when_writable(self, callback: Callable[[], None]) -> None:
         self._when_writable.append(callback)
 
+    def begin_results(self) -> None:
+        pass
+
+    def end_results(self) -> None:
+        pass
+
     def oneway(self, request: Command) -> None:
         self.sent.append(request)
 

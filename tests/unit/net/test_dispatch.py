@@ -15,6 +15,7 @@ from skylark.core.errors import (
 )
 from skylark.net.connection import Connection
 from skylark.net.dispatch import LATER, Answer, Dispatcher, NoAnswerError
+from skylark.net.inbound import Owner
 from skylark.net.limits import NetLimits
 from skylark.net.server import RemotingServer
 from skylark.testing.memory_net import MemoryNetwork
@@ -22,7 +23,9 @@ from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import Command, response_to
 from skylark.wire.frame import encode_frame
 from tests.support.loops import on_both_loops
+from tests.support.turn_watch import CountingWatch
 from tests.unit.net.echo import ECHO, RAISES, REFUSES, SILENT, SLOW, MemoryWorld
+from tests.unit.net.test_turn_share import Socket
 
 HOT, COLD = 1, 2
 
@@ -201,8 +204,8 @@ async def test_a_slow_handler_is_judged_while_its_bytes_are_read() -> None:
         assert not world.service.dispatcher.tasks
 
 
-async def test_a_stamp_defines_when_bytes_arrived_and_stays_with_requests_that_wait() -> None:
-    stamps = iter([100.0, 200.0])
+async def test_a_watch_defines_when_bytes_arrived_and_that_stays_with_requests_that_wait() -> None:
+    watch = CountingWatch()
     seen: list[tuple[int, float]] = []
 
     def handle(connection: Connection, request: Command) -> None:
@@ -217,7 +220,7 @@ async def test_a_stamp_defines_when_bytes_arrived_and_stays_with_requests_that_w
         network,
         clock,
         limits=NetLimits(frames_per_turn_max=2),
-        stamp=lambda _now: next(stamps),
+        watch=watch,
     )
     await server.start("127.0.0.1", 9876)
     await network.connect(asyncio.Protocol, "127.0.0.1", 9876, timeout_s=1, clock=clock)
@@ -227,8 +230,25 @@ async def test_a_stamp_defines_when_bytes_arrived_and_stays_with_requests_that_w
         frames = [Command(code=HOT, opaque=number) for number in range(first, first + 5)]
         connection.data_received(b"".join(map(encode_frame, frames)))
     await clock.drain()
-    assert seen == [(n, 100.0) for n in range(5)] + [(n, 200.0) for n in range(5, 10)]
+    # Two in each turn; the second read has to wait until the requests of the first are handled.
+    assert seen == [(n, 1.0) for n in range(5)] + [(n, 3.0) for n in range(5, 10)]
+    assert watch.going_on == [False] * watch.turns
     await server.stop()
+
+
+async def test_a_watch_learns_which_turns_start_tasks() -> None:
+    watch = CountingWatch()
+    async with MemoryWorld() as world:
+        connection = Connection(
+            world.service.dispatcher, world.clock, NetLimits(), owner=Owner(watch=watch)
+        )
+        connection.connection_made(Socket("peer", 1, b""))
+        for code in (ECHO, SLOW, ECHO):
+            connection.data_received(encode_frame(Command(code=code)))
+        assert watch.going_on == [False, True, False]
+        connection.data_received(encode_frame(Command(code=0, flag=1)))
+        assert watch.going_on[3:] == [True], "a response lets its caller go on"
+        await world.clock.drain()
 
 
 async def test_parked_requests_count_as_work_of_their_connection() -> None:

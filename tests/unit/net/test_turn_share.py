@@ -35,6 +35,7 @@ from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import FLAG_RESPONSE, Command, response_to
 from skylark.wire.frame import FrameBuffer, encode_frame
 from tests.support.loops import on_both_loops
+from tests.support.turn_watch import CountingWatch
 
 FLOOD, QUIET, COLD = 1, 2, 3
 READS_PER_TURN = 32  # of libuv
@@ -287,11 +288,10 @@ async def test_several_floods_get_a_share_each() -> None:
 
 
 async def test_bytes_beyond_the_share_count_as_held_and_arrive_when_they_are_read() -> None:
-    stamps = iter(range(100))
     clock, service = VirtualClock(), Service()
     arrived: list[float] = []
     holders: set[Connection] = set()
-    owner = Owner(stamp=lambda _now: float(next(stamps)), holders=holders)
+    owner = Owner(watch=CountingWatch(), holders=holders)
     limits = NetLimits(bytes_per_turn_max=1_000)
     connection = Connection(service.dispatcher, clock, limits, owner=owner)
     service.on_flood = lambda: arrived.append(connection.arrived_at)

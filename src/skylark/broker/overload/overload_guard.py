@@ -10,12 +10,17 @@ pools. Here requests wait in the kernel while the event loop works, without a ti
     |-- work ------------------|  |-- work ...
     began                  ended  bytes read here may have come at any time since turn n began
 
-A turn that does work records its beginning and, by ``call_soon``, its end. Bytes that the poll
-right after a long turn finds count as arrived when that turn began, all others as arrived now. A
-second ``call_soon`` separates the two: it runs after all that this poll has found, and before what
-the next one finds. (The time since the end of the turn does not separate them: other callbacks may
-run before the bytes are read, and take long.) It errs on the side of refusing: a request that
-arrived at the end of a long turn counts as having waited for all of it.
+A *watched* turn records its beginning and, by ``call_soon``, its end. Bytes that the poll right
+after a long turn finds count as arrived when that turn began, all others as arrived now. A second
+``call_soon`` separates the two: it runs after all that this poll has found, and before what the
+next one finds. (The time since the end of the turn does not separate them: other callbacks may run
+before the bytes are read, and take long.) It errs on the side of refusing: a request that arrived
+at the end of a long turn counts as having waited for all of it.
+
+Each ``call_soon`` costs a further turn of the loop, as much as the request itself where requests
+come one by one. So connections, which know when they have handled what they read, report both ends
+of their work (:meth:`LoopWatch.read`, :meth:`LoopWatch.served`), and the turn is watched only if
+they, or several of them one right after the other, have worked for a millisecond.
 
 **A busy machine is not a busy broker.** What other processes on the machine cause is no reason to
 refuse. So requests wait in *own time*, which stands still while the thread of the loop waits for a
@@ -23,10 +28,10 @@ processor, or for a thread that does (:mod:`skylark.broker.overload.processor_wa
 read after a turn of more than 50 ms, before a request is refused, and, so that the difference of
 two readings belongs to that turn, at the beginning of a turn if the last reading is 20 ms old.
 
-Everything that starts work in a turn reports it to the watch: connections when bytes come, timers
-and sleeping tasks (:class:`WatchedClock`), results of threads. What they start, a task for example,
-runs in the turn after theirs. So that turn is watched as well, and so on until a turn was short and
-reported no work.
+Everything else that starts work in a turn reports its beginning only: timers and sleeping tasks
+(:class:`WatchedClock`), results of threads, connections that start a task. What they start runs in
+the turn after theirs. So that turn is watched as well, and so on until a turn was short and started
+nothing.
 
 **Page cache busy.** If one append took longer than ``osPageCacheBusyTimeOutMills``, the disk is the
 cause, and the refusal of sends that waited behind it says so.
@@ -80,6 +85,9 @@ LATE_REMARK: Final = (
 )
 #: A shorter turn does not delay requests.
 LONG_TURN_S: Final = 0.01
+#: Work of connections that took less than this together leaves its turn unwatched; work that begins
+#: within a tenth of it after other work belongs together.
+SHORT_WORK_S: Final = 0.001
 #: After a longer turn, the time that its thread waited for a processor is subtracted.
 EXCUSED_TURN_S: Final = 0.05
 #: How old the last reading of that time may be at the beginning of a turn: what came between the
@@ -130,16 +138,44 @@ class LoopWatch:
         self._began_now = -math.inf
         self._after_long_turn = False
         self._does_work = False  # known of this turn
+        self._goes_on = False  # in the next turn
+        #: The work of connections in a turn that is not watched.
+        self._work_began_at = -math.inf
+        self._work_ended_at = -math.inf
 
     def arrived_at(self, now: float) -> float:
         """When bytes that are read now count as arrived; also records that this turn does work.
 
         Everything that may take long calls this when it begins, also if it reads no bytes.
         """
-        self._does_work = True
+        self._does_work = self._goes_on = True
         if not self.in_turn:
             self._begin(now)
         return self.turn_arrived_at
+
+    def read(self, now: float) -> float:
+        """:meth:`arrived_at` for work that reports its end, too: :meth:`served` follows."""
+        if self.in_turn:
+            self._does_work = True
+            return self.turn_arrived_at
+        if now - self._excused_at >= EXCUSE_INTERVAL_S:
+            self.excuse(now)
+            self._work_began_at = now
+        elif now - self._work_ended_at > SHORT_WORK_S / 10:
+            self._work_began_at = now
+        return now - self.excused_s
+
+    def served(self, *, goes_on: bool) -> None:
+        """The work since :meth:`read` is done; ``goes_on``: the next turn goes on with it."""
+        if self.in_turn:
+            self._goes_on |= goes_on
+            return
+        now = self._work_ended_at = self._monotonic()
+        if goes_on or now - self._work_began_at >= SHORT_WORK_S:
+            self._does_work, self._goes_on = True, goes_on
+            self._begin(self._work_began_at)
+        elif self.on_turn is not None:
+            self.on_turn((now - self._work_began_at) * 1000)
 
     def waited_ms(self) -> int:
         """For how long bytes that are read now have waited."""
@@ -180,16 +216,17 @@ class LoopWatch:
         now = self._monotonic()
         took_s = now - self._began_now
         did_work, self._does_work = self._does_work, False
+        goes_on, self._goes_on = self._goes_on, False
         self.in_turn = False
         if took_s >= LONG_TURN_S:
-            did_work = self._after_long_turn = True
+            did_work = goes_on = self._after_long_turn = True
             assert self._call_soon is not None, "a turn has begun"
             self._call_soon(self._polled)
             if took_s > EXCUSED_TURN_S:
                 self.excuse(now)
-        if did_work:
-            if self.on_turn is not None:
-                self.on_turn(took_s * 1000)
+        if did_work and self.on_turn is not None:
+            self.on_turn(took_s * 1000)
+        if goes_on:
             self._begin(now)  # what this turn has started runs in the next
 
     def _polled(self) -> None:

@@ -26,6 +26,7 @@ from skylark.broker.pull.long_polling import HeldPulls
 from skylark.broker.pull.pull_checks import PullFilter
 from skylark.core.clock import Clock, TimerHandle
 from skylark.core.errors import SystemBusyError
+from skylark.net.inbound import Watch
 from skylark.store.consume_queue import EntryQueue
 from skylark.store.reput import Arrival
 
@@ -50,18 +51,17 @@ class HeldPullRunner:
         run: Callable[[Peer, PullRequest], PullResult],
         clock: Clock,
         *,
-        on_turn_start: Callable[[float], object],
+        watch: Watch,
         wakes_late: bool,
     ) -> None:
         """``run`` runs a pull again and returns a result, never a Pending.
 
-        ``on_turn_start`` is called with the time when a turn of the loop starts to run pulls. With
-        ``wakes_late`` pulls wake one turn later: after the turn that sends the responses of
-        producers.
+        ``watch`` is told of the turns of the loop that run pulls. With ``wakes_late`` pulls wake
+        one turn later: after the turn that sends the responses of producers.
         """
         self._run = run
         self._clock = clock
-        self._on_turn_start = on_turn_start
+        self._watch = watch
         self._wakes_late = wakes_late
         self.held: HeldPulls[HeldPull] = HeldPulls()
         #: The queues whose messages :meth:`arrived` needs, by topic and queue id.
@@ -175,12 +175,20 @@ class HeldPullRunner:
 
     def _run_woken(self) -> None:
         """Run woken pulls again: some now, the others in later turns."""
-        self._on_turn_start(self._clock.monotonic())
+        self._watch.read(self._clock.monotonic())
+        peers: set[Peer] = set()
         for _ in range(min(len(self._woken), WAKES_PER_TURN)):
-            self._run_again(self._woken.popleft())
+            pull = self._woken.popleft()
+            if pull.peer not in peers:
+                peers.add(pull.peer)
+                pull.peer.begin_results()
+            self._run_again(pull)
+        for peer in peers:
+            peer.end_results()
         if self._woken:
             asyncio.get_running_loop().call_soon(self._run_woken)
         self._arm()
+        self._watch.served(goes_on=False)
 
     def _run_again(self, pull: HeldPull) -> None:
         peer, request, pending = pull

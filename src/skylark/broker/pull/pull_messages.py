@@ -41,6 +41,7 @@ from skylark.broker.stats.store_stats import StoreStats
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.clock import Clock
 from skylark.core.errors import BrokerError, StoreError
+from skylark.net.inbound import Watch
 from skylark.store.config import FlushDiskType
 from skylark.store.message_reader import SIZE_MAX, GetResult
 from skylark.store.message_store import MessageStore
@@ -171,9 +172,9 @@ class PullService:
         broadcasts: BroadcastOffsets,
         counters: PullCounters,
         clock: Clock,
-        on_turn_start: Callable[[float], object],
+        watch: Watch,
     ) -> None:
-        """``on_turn_start`` is called with the time when a turn of the loop starts to run pulls."""
+        """``watch`` is told of the turns of the loop that run held pulls."""
         self._policy = policy
         self._cold_reads = policy.cold_reads
         self._checks = checks
@@ -186,7 +187,7 @@ class PullService:
         self.waiting = HeldPullRunner(
             self._pull_again,
             clock,
-            on_turn_start=on_turn_start,
+            watch=watch,
             wakes_late=store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH,
         )
         self.held = self.waiting.held

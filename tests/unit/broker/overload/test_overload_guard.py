@@ -115,6 +115,14 @@ class Bench:
         self.time.now += seconds
         self.end_turn()
 
+    def serve(self, seconds: float, *, goes_on: bool = False) -> float:
+        """A connection reads, and works for so long; how long its bytes have waited before."""
+        began_at = self.time.now
+        arrived_at = self.watch.read(began_at)
+        self.time.now += seconds
+        self.watch.served(goes_on=goes_on)
+        return began_at - self.watch.excused_s - arrived_at
+
     def end_turn(self) -> None:
         """The poll after the turn; what it has found is read next."""
         callbacks, self.ends[:] = list(self.ends), []
@@ -201,6 +209,66 @@ def test_a_quiet_loop_is_not_watched() -> None:
     assert bench.ends == []
     assert not bench.watch.in_turn
     assert bench.turns_ms == [0.0], "the turn after did nothing"
+
+
+# --- work that reports its end: connections, held pulls ---
+
+
+def test_short_work_of_connections_is_not_watched() -> None:
+    bench = Bench()
+    for _ in range(1_000):
+        assert bench.serve(0.000_2) == 0.0
+        bench.time.now += 0.001
+    assert bench.ends == []
+    assert bench.turns_ms == pytest.approx([0.2] * 1_000)
+
+
+def test_long_work_of_a_connection_counts_from_its_beginning() -> None:
+    bench = Bench()
+    bench.serve(0.25)
+    bench.end_turn()
+    assert bench.serve(0.0) == pytest.approx(0.25)
+    bench.rest()
+    bench.time.now += 60
+    assert bench.serve(0.0) == 0.0
+
+
+def test_work_of_many_connections_in_one_turn_adds_up() -> None:
+    bench = Bench()
+    waited = [bench.serve(0.000_5) for _ in range(40)]
+    assert waited[:2] == [0.0, 0.0], "not known yet to be one turn"
+    assert waited[3:] == pytest.approx([0.000_5 * n for n in range(3, 40)])
+    assert len(bench.ends) == 1
+    bench.end_turn()
+    assert bench.serve(0.0) == pytest.approx(0.02)
+
+
+def test_work_that_goes_on_in_a_task_is_watched() -> None:
+    bench = Bench()
+    bench.serve(0.0, goes_on=True)
+    bench.end_turn()
+    bench.time.now += 0.3  # the task
+    bench.end_turn()
+    assert bench.serve(0.0) == pytest.approx(0.3)
+
+
+def test_connections_do_not_keep_the_watch_going() -> None:
+    bench = Bench()
+    bench.work(0.0)  # a timer: this turn and the next are watched
+    bench.serve(0.000_1)
+    bench.end_turn()
+    assert bench.ends == []
+
+
+def test_time_without_a_processor_at_the_beginning_of_work_is_excused() -> None:
+    wait = FakeWait()
+    bench = Bench(wait=wait)
+    bench.watch.read(bench.time.now)
+    bench.time.now += 0.3
+    wait.total_s += 0.29
+    bench.watch.served(goes_on=False)
+    bench.end_turn()
+    assert bench.serve(0.0) == pytest.approx(0.01)
 
 
 def test_how_long_requests_wait_now() -> None:

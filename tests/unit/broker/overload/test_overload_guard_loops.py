@@ -33,6 +33,20 @@ from tests.unit.broker.overload.test_overload_guard import (
 )
 
 
+class OnFakeTime:
+    """Tells the watch its own time: the connections have that of the machine."""
+
+    def __init__(self, watch: LoopWatch, time: FakeTime) -> None:
+        self._watch = watch
+        self._time = time
+
+    def read(self, _now: float) -> float:
+        return self._watch.read(self._time.now)
+
+    def served(self, *, goes_on: bool) -> None:
+        self._watch.served(goes_on=goes_on)
+
+
 class World:
     """A broker's port with two handlers: one stores in no time, one stalls the loop."""
 
@@ -54,7 +68,7 @@ class World:
             network or TcpNetwork(),
             LoopClock(),
             limits=NetLimits(frames_per_turn_max=4),
-            stamp=lambda _now: self.watch.arrived_at(self.time.now),
+            watch=OnFakeTime(self.watch, self.time),
         )
         self.stall_s = 0.0
         self.is_append = False
