@@ -21,7 +21,7 @@ from pyspark.sql.types import (
     StringType,
 )
 
-from skylark import ClientOptions, TxState
+from skylark import ClientOptions, DeadLetter, Message, MessageExt, TxState
 from skylark.admin.errors import NotFoundError
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.client.producer.queue_selector import shard_index
@@ -42,8 +42,9 @@ from skylark.spark.resolver import OutcomeLookup, Resolver
 from skylark.spark.sink.row_encoder import BadRowError
 from skylark.spark.sink.sink_client import NotIdempotentError, SinkClient
 from skylark.spark.sink.sink_writer import SinkMessage, batch_writer, stream_writer
-from skylark.sync import Admin
+from skylark.sync import Admin, Producer, PushConsumer
 from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from skylark.wire.codes import RequestCode
 from tests.spark.sink_site import (
     BODY,
@@ -195,6 +196,58 @@ def test_bad_rows(site: str, make_topic: Callable[[str], str]) -> None:
         "a property has a name of ",
         "the body is over 4194304 ",
     ]
+
+
+def test_dead_letters_go_back_to_their_group_after_a_change(
+    site: str, make_topic: Callable[[str], str]
+) -> None:
+    """What a query over ``%DLQ%group`` writes to ``%RETRY%group`` reaches that group alone."""
+    topic, options = make_topic("Mended"), ClientOptions(namesrv=site)
+    got: dict[str, list[tuple[bytes, str, int]]] = {"mended-a": [], "mended-b": []}
+    dies = True
+
+    def consumer(group: str) -> PushConsumer:
+        made = PushConsumer(
+            group, options, consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+        )
+
+        @made.subscribe(topic)
+        def handle(message: MessageExt) -> None:
+            if dies and group == "mended-a":
+                raise DeadLetter
+            got[group].append((message.body, message.topic, message.reconsume_times))
+
+        return made
+
+    with Producer("test", options) as producer:
+        for n in range(10):
+            producer.send(Message(topic, b"order %d" % n, "A"))
+    with consumer("mended-a"), consumer("mended-b"):
+        until(lambda: len(got["mended-b"]) == 10, "the other group got nothing")
+        until(lambda: dead_letters(options, "mended-a") == 10, "no letter is dead")
+        dies = False
+        letters = read(site, "%DLQ%mended-a")
+        rows = [
+            {"body": row["body"].upper(), "tags": row["tags"], "properties": row["properties"]}
+            for row in letters
+        ]
+        table = pa.Table.from_pylist(
+            rows,
+            pa.schema([("body", pa.binary()), ("tags", pa.string()), ("properties", PROPERTIES)]),
+        )
+        types: dict[str, DataType] = {
+            **BODY, "tags": StringType(), "properties": MapType(StringType(), StringType()),
+        }  # fmt: skip
+        sink = writer(site, types, topic="%RETRY%mended-a", keepRetryTopic="true")
+        assert sink.write(iter(table.to_batches())).written.count == 10
+        until(lambda: len(got["mended-a"]) == 10, "the letters did not come back")
+    assert sorted(got["mended-a"]) == [(b"ORDER %d" % n, topic, 0) for n in range(10)]
+    assert len(got["mended-b"]) == 10
+
+
+def dead_letters(options: ClientOptions, group: str) -> int:
+    with Admin(options) as admin:
+        return {each.group: each.count for each in admin.dlq.all()}.get(group, 0)
 
 
 def test_a_missing_topic_and_a_missing_cluster_are_reported(site: str) -> None:

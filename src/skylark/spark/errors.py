@@ -67,10 +67,14 @@ def log_missing(missing: Missing) -> None:
 
 
 def queue_recreated(queue: MessageQueue, wanted: int, end: int) -> DataLossError:
-    """The error for a queue that ends before the offset to read from."""
+    """The error for a queue whose messages are others now than those that were read before."""
+    if end < wanted:
+        what = f"ends at offset {end}, and {wanted} is wanted"
+    else:
+        what = f"has other messages now than when it was read up to offset {wanted}"
     return DataLossError(
-        f"{queue_name(queue)} ends at offset {end}, and {wanted} is wanted: the topic was deleted"
-        " and created again, or the broker lost its last messages",
+        f"{queue_name(queue)} {what}: the topic was deleted and created again, or the broker lost"
+        " its last messages",
         hint="start with a new checkpoint; failOnDataLoss=false reads the queue from its start",
     )
 
