@@ -24,6 +24,13 @@ class DataLossError(ClientError):
     """Messages that a query has not read yet are gone."""
 
 
+class RefusedError(ClientError):
+    """A query that cannot go on before somebody has decided or mended something.
+
+    In place of errors of sinks and decoders that cross processes as text; a restart does not help.
+    """
+
+
 class WorkerStartError(ClientError):
     """A Python worker of Spark has not started in time: the machine is busy. A retry may succeed.
 

@@ -11,8 +11,8 @@ are that many, whatever they cost, and nothing is packed if there are no more ra
 ``maxRecordsPerPartition`` packs nothing: partitions would have more messages than it says.
 
 Message sizes are those of a few samples, taken once a minute, and only if there is something to
-pack. Small ranges are pulled also where files could be read: the check that the files belong to the
-broker costs as much as the pull.
+pack. Small ranges are pulled also where files could be read, unless ``storePath`` is given: the
+check that the files belong to the broker costs as much as the pull.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ def _by_number(parts: Sequence[QueueRange], count: int) -> list[list[QueueRange]
 
 
 def _packed(parts: Sequence[QueueRange]) -> QueueRanges:
-    return QueueRanges(tuple(replace(part, store_path=None) for part in parts))
+    return QueueRanges(
+        tuple(part if part.store_given else replace(part, store_path=None) for part in parts)
+    )
 
 
 class RangePacker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,6 +49,10 @@ def test_thousands_of_small_queues_are_a_few_tasks() -> None:
     first = packs[0]
     assert isinstance(first, QueueRanges)
     assert {each.store_path for each in first.ranges} == {None}  # small ranges are pulled
+    given = [replace(each, store_given=True) for each in parts]
+    (whole,) = pack_ranges(given, SMALL, count_min=1, count_max=1)
+    assert isinstance(whole, QueueRanges)
+    assert {each.store_path for each in whole.ranges} == {"/store"}
 
 
 def test_large_ranges_stay_alone_and_keep_their_files() -> None:
