@@ -114,6 +114,9 @@ FILES_ALSO_LAZILY = {
     "skylark/client/arrow/arrow_reader.py": _set("pyarrow"),
     "skylark/client/blocking/blocking_functions.py": _set("pyarrow"),
     "skylark/client/telemetry.py": _set("opentelemetry"),
+    "skylark/client/decode/avro_decoder.py": _set("fastavro"),
+    "skylark/client/decode/protobuf_decoder.py": _set("google"),
+    "skylark/client/decode/schema_registry.py": _set("google"),
 }
 DYNAMIC_IMPORT_FILES = _set("skylark/cli/main.py skylark/spark/moved_modules.py")
 

@@ -68,7 +68,7 @@ def test_the_project_completes_twice_and_moves_rows_once(tmp_path: Path) -> None
     spec = project / "spark-pipeline.yml"
     assert STORAGE in spec.read_text()
     spec.write_text(spec.read_text().replace(STORAGE, (tmp_path / "storage").as_uri()))
-    topics = ("--topic", "orders:2", "--topic", "alerts:1")
+    topics = ("--topic", "orders:2", "--topic", "returns:1", "--topic", "alerts:1")
     with cluster(tmp_path, *topics) as namesrv:
         options = ClientOptions(namesrv=namesrv)
 
@@ -80,7 +80,9 @@ def test_the_project_completes_twice_and_moves_rows_once(tmp_path: Path) -> None
             for number in range(20):
                 body = b'{"uid": "u%d", "amount": %d}' % (number % 3, number * 100)
                 producer.send(Message("orders", body, "PAID" if number % 2 else "NEW"))
+            producer.send(Message("returns", b"u1 returned it"))
         wanted = Counter(b"u%d ordered for %d" % (n % 3, n * 100) for n in range(11, 20))
+        wanted[b"u1 returned it"] = 1
         for _ in range(2):
             said = run(project, namesrv)
             assert "Run is COMPLETED" in said
@@ -91,6 +93,7 @@ def test_the_project_completes_twice_and_moves_rows_once(tmp_path: Path) -> None
     flows = [(names.intersection(file.relative_to(checkpoints).parts), file.name) for file in done]
     # No second batch anywhere.
     assert sorted((*found, batch) for found, batch in flows) == [
+        ("alerts", "0"),
         ("alerts", "0"),
         ("orders", "0"),
         ("paid", "0"),

@@ -20,8 +20,9 @@ SMALL_LOG = 64 * 1024
 class Site:
     """A broker whose log files are small, and a producer."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **settings: object) -> None:
         self.folder = folder
+        self._settings = settings
         self.open = ExitStack()
         self.namesrv = self.open.enter_context(SkylarkNamesrv(folder=folder / "namesrv"))
         self.options = ClientOptions(namesrv=self.namesrv.address)
@@ -38,6 +39,7 @@ class Site:
             "maxMessageSize": 16_384,
             "flushIntervalConsumeQueue": 50,
             "enablePropertyFilter": "true",
+            **self._settings,
         }
         return SkylarkBroker(self.namesrv.address, settings, folder=self.folder / name)
 

@@ -1,7 +1,8 @@
 """A checkpoint of commit 8b204fb: today's code continues its query.
 
 The checkpoint is of a query that copied topic ``orders`` to topic ``alerts`` exactly once, in three
-batches, up to offset 6 of queue 0 and offset 4 of queue 1.
+batches, up to offset 6 of queue 0 and offset 4 of queue 1. The log of its cluster is gone, so that
+the sink refuses to go on until an operator has said which batches were written.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import skylark.testing
 from skylark import Message
+from skylark.cli.main import cli
 from skylark.sync import Admin, Producer
 from skylark.wire.bodies.common_body import MessageQueue
 
@@ -69,6 +73,15 @@ def test_a_query_continues_from_an_old_checkpoint(
                 queue = MessageQueue(topic="orders", broker_name="broker-a", queue_id=queue_id)
                 for number in range(count):
                     producer.send(Message("orders", b"%d/%d" % (queue_id, number)), queue=queue)
+        if is_killed:
+            with pytest.raises(StreamingQueryException, match="cannot go on at batch 2"):
+                continue_query(spark, broker.namesrv, checkpoint)
+        settled = CliRunner().invoke(
+            cli,
+            ["txn", "settle", QUERY_ID, "--written-through", str(batches[0] - 1), "--yes",
+             "-n", broker.namesrv],
+        )  # fmt: skip
+        assert settled.exit_code == 0, settled.output
         assert continue_query(spark, broker.namesrv, checkpoint) == (QUERY_ID, batches)
         frame = spark.read.format("rocketmq").option("nameServer", broker.namesrv)
         bodies = [bytes(row.body) for row in frame.option("topic", "alerts").load().collect()]

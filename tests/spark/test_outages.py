@@ -20,7 +20,7 @@ from skylark.sync import Admin, Producer
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv
 from tests.interop.process import ManagedProcess
 from tests.spark.driven import DrivenStream
-from tests.spark.test_sink_cluster import Query, count, stream
+from tests.spark.sink_site import Query, count, stream
 
 AWAY_S = 4.0
 

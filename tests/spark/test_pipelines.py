@@ -340,3 +340,49 @@ def test_errors_are_one_sentence(
     assert result.stderr.startswith("Error: pipeline p: ")
     assert result.stderr.count("\n") == 1
     assert re.search(problem, result.stderr), result.stderr
+
+
+# ---- bad records and expectations ----------------------------------------------------------------
+
+
+def test_bad_records_and_violations(site: Site, tmp_path: Path) -> None:
+    topic, good, bad = site.topic("Mixed", 1), site.topic("Good"), site.topic("Bad")
+    site.send(topic, [b'{"uid": "a", "amount": 5}', b"{", b'{"uid": "b", "amount": -1}',
+                      b'{"uid": 7}', b'{"uid": "c"}'])  # fmt: skip
+    options = {
+        "topic": topic,
+        "startingOffsets": "earliest",
+        "valueFormat": "json",
+        "valueSchema": "uid string, amount int",
+        "mode": "dropmalformed",
+        "columns": "value,queueOffset",
+    }
+    one = {
+        "name": "p",
+        "source": {"options": options},
+        "sql": "SELECT value.uid AS body, value.amount AS amount FROM input",
+        "sink": {"format": "rocketmq", "options": {"topic": good, "ignoreExtraColumns": "true"}},
+        "bad_records": bad,
+        "expect": {"amount": "> 0"},
+        "on_violation": "drop",
+    }
+    (row,) = done("run", site.file(tmp_path, one), "--available-now")
+    assert row["state"] == "done"
+    assert site.bodies(good) == Counter([b"a"])
+    assert site.bodies(bad) == Counter([b"{", b'{"uid": 7}'])
+    properties = [
+        dict(each["properties"])
+        for part in read_arrow(bad, site.options, columns=["properties"])
+        for each in part.to_pylist()
+    ]
+    assert {each["BAD_RECORD_REASON"].partition(":")[0] for each in properties} == {
+        "no JSON", "not valid",
+    }  # fmt: skip
+    assert any("offset 3)" in each["BAD_RECORD_PLACE"] for each in properties)
+
+    failing = site.file(tmp_path, {**one, "name": "q", "on_violation": "fail"})
+    result = skylark("pipeline", "run", failing, "--available-now")
+    assert result.exit_code == 1
+    assert "pipeline q expects amount > 0, found -1" in result.stderr
+    unknown = site.file(tmp_path, {**one, "name": "r", "expect": {"amonut": "> 0"}})
+    assert "expect names the column amonut" in skylark("pipeline", "check", unknown).stderr

@@ -16,7 +16,7 @@ from skylark.spark.exactly_once import half_message_sender as half_sending
 from skylark.spark.exactly_once.txn_log import QUEUE_COUNT, TxnLog
 from skylark.spark.exactly_once.txn_log_records import LOG_TOPIC
 from skylark.sync import Admin
-from tests.spark.test_sink_cluster import (
+from tests.spark.sink_site import (
     QUICK_CHECKS,
     CrashError,
     Query,

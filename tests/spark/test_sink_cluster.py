@@ -6,9 +6,8 @@ middle of the commits; the drivers that follow know nothing but what the cluster
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,15 +19,12 @@ from pyspark.sql.types import (
     DataType,
     MapType,
     StringType,
-    StructField,
-    StructType,
 )
 
-from skylark import ClientOptions, TxState
+from skylark import ClientOptions, DeadLetter, Message, MessageExt, TxState
 from skylark.admin.errors import NotFoundError
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.client.producer.queue_selector import shard_index
-from skylark.core.clock import LoopClock
 from skylark.core.errors import ConfigError, NoNameServerError
 from skylark.core.names import HALF_TOPIC, TRANSACTION_GROUP
 from skylark.spark.exactly_once import half_message_completion as halves
@@ -44,23 +40,29 @@ from skylark.spark.exactly_once.txn_log import TxnLog
 from skylark.spark.exactly_once.txn_log_records import identity_prefix
 from skylark.spark.resolver import OutcomeLookup, Resolver
 from skylark.spark.sink.row_encoder import BadRowError
-from skylark.spark.sink.sink_client import NotIdempotentError, SinkClient, sink_client
-from skylark.spark.sink.sink_options import read_sink_options
-from skylark.spark.sink.sink_writer import SinkMessage, SinkWriter, batch_writer, stream_writer
-from skylark.spark.sink.task_writer import TaskId
-from skylark.sync import Admin, read_arrow
+from skylark.spark.sink.sink_client import NotIdempotentError, SinkClient
+from skylark.spark.sink.sink_writer import SinkMessage, batch_writer, stream_writer
+from skylark.sync import Admin, Producer, PushConsumer
 from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from skylark.wire.codes import RequestCode
+from tests.spark.sink_site import (
+    BODY,
+    QUICK_CHECKS,
+    CrashError,
+    Query,
+    bodies,
+    client_of,
+    count,
+    crash_after,
+    read,
+    schema,
+    until,
+    writer,
+)
 from tests.support.up import cluster
 
-WAIT_S = 60.0
 PROPERTIES = pa.map_(pa.string(), pa.string())
-BODY: dict[str, DataType] = {"body": BinaryType()}
-QUICK_CHECKS = (
-    "--set", "transactionCheckInterval=500",
-    "--set", "transactionTimeOut=1000",
-    "--set", "transactionCheckMax=1000",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -92,47 +94,6 @@ def make_topic(site: str) -> Callable[[str], str]:
 # ---- helpers -------------------------------------------------------------------------------------
 
 
-def schema(types: Mapping[str, DataType]) -> StructType:
-    return StructType([StructField(name, kind) for name, kind in types.items()])
-
-
-def writer(site: str, types: Mapping[str, DataType] | None = None, **options: str) -> Any:
-    """A batch writer as a task has it."""
-    given = {"nameserver": site, **{name.lower(): value for name, value in options.items()}}
-    made = batch_writer(given, schema(types or BODY), False)
-    return pickle.loads(pickle.dumps(made))
-
-
-def stream(site: str, **options: str) -> SinkWriter:
-    given = {"nameserver": site, **{name.lower(): value for name, value in options.items()}}
-    made = stream_writer(given, schema(BODY), False)
-    assert isinstance(made, SinkWriter)
-    return made
-
-
-def bodies(values: Sequence[bytes | None]) -> Iterator[pa.RecordBatch]:
-    return iter([pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], names=["body"])])
-
-
-def read(site: str, topic: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for part in read_arrow(topic, ClientOptions(namesrv=site)):
-        found.extend(part.to_pylist())
-    return found
-
-
-def count(site: str, topic: str) -> Counter[bytes]:
-    return Counter(row["body"] for row in read(site, topic))
-
-
-def until(is_so: Callable[[], bool], what: str) -> None:
-    clock = LoopClock()
-    deadline = clock.monotonic() + WAIT_S
-    while not is_so():
-        assert clock.monotonic() < deadline, what
-        shared_portal().call(clock.sleep(0.05))
-
-
 def half_queue_is_empty(site: str) -> bool:
     """Whether nothing is left undecided in the half queue."""
     client = client_of(site)
@@ -141,70 +102,6 @@ def half_queue_is_empty(site: str) -> bool:
     calls = client.link.calls
     reached = shared_portal().call(calls.query_offset(address, TRANSACTION_GROUP, queue))
     return reached == shared_portal().call(calls.max_offset(address, queue))
-
-
-def client_of(site: str) -> SinkClient:
-    return sink_client(read_sink_options({"nameserver": site, "topic": "T"}, {}))
-
-
-class Query:
-    """A streaming query as far as the sink sees it: two tasks per batch, rows by number."""
-
-    def __init__(self, site: str, topic: str, sink: str, **options: str) -> None:
-        self._site = site
-        self._options = {"topic": topic, "delivery": "exactly-once", "txnImmunitySec": "2"}
-        self._options |= options
-        self.sink = sink
-
-    def rows(self, batch: int, partition: int) -> list[bytes]:
-        return [f"{self.sink}/{batch}/{partition}/{n}".encode() for n in range(20)]
-
-    def everything(self, batches: int) -> Counter[bytes]:
-        return Counter(row for b in range(batches) for p in range(2) for row in self.rows(b, p))
-
-    def write(self, batch: int) -> list[WriterCommitMessage | None]:
-        """The tasks of a batch; their messages as the driver gets them."""
-        tasks = pickle.loads(pickle.dumps(stream(self._site, **self._options)))
-        messages = [
-            tasks.write_task(
-                bodies(self.rows(batch, partition)),
-                TaskId(sink=self.sink, batch=batch, partition=partition),
-            )
-            for partition in range(2)
-        ]
-        return list(pickle.loads(pickle.dumps(messages)))
-
-    def commit(self, messages: list[WriterCommitMessage | None], batch: int) -> None:
-        stream(self._site, **self._options).commit_batch(messages, batch)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        stream(self._site, **self._options).abort_batch(messages)
-
-    def run(self, batch: int) -> list[WriterCommitMessage | None]:
-        messages = self.write(batch)
-        self.commit(messages, batch)
-        return messages
-
-
-class CrashError(Exception):
-    """The driver dies here."""
-
-
-def crash_after(patch: pytest.MonkeyPatch, ends: int) -> None:
-    """Let the driver die after so many ends."""
-    real, left = HalfMessageCompleter._end_together, [ends]
-
-    async def end(
-        self: HalfMessageCompleter, places: Sequence[HalfLocation], what: int
-    ) -> Sequence[int] | None:
-        if left[0]:
-            places, left[0] = places[: left[0]], max(0, left[0] - len(places))
-            await real(self, places, what)
-        if not left[0]:
-            raise CrashError
-        return [0] * len(places)
-
-    patch.setattr(HalfMessageCompleter, "_end_together", end)
 
 
 # ---- at least once -------------------------------------------------------------------------------
@@ -299,6 +196,58 @@ def test_bad_rows(site: str, make_topic: Callable[[str], str]) -> None:
         "a property has a name of ",
         "the body is over 4194304 ",
     ]
+
+
+def test_dead_letters_go_back_to_their_group_after_a_change(
+    site: str, make_topic: Callable[[str], str]
+) -> None:
+    """What a query over ``%DLQ%group`` writes to ``%RETRY%group`` reaches that group alone."""
+    topic, options = make_topic("Mended"), ClientOptions(namesrv=site)
+    got: dict[str, list[tuple[bytes, str, int]]] = {"mended-a": [], "mended-b": []}
+    dies = True
+
+    def consumer(group: str) -> PushConsumer:
+        made = PushConsumer(
+            group, options, consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+        )
+
+        @made.subscribe(topic)
+        def handle(message: MessageExt) -> None:
+            if dies and group == "mended-a":
+                raise DeadLetter
+            got[group].append((message.body, message.topic, message.reconsume_times))
+
+        return made
+
+    with Producer("test", options) as producer:
+        for n in range(10):
+            producer.send(Message(topic, b"order %d" % n, "A"))
+    with consumer("mended-a"), consumer("mended-b"):
+        until(lambda: len(got["mended-b"]) == 10, "the other group got nothing")
+        until(lambda: dead_letters(options, "mended-a") == 10, "no letter is dead")
+        dies = False
+        letters = read(site, "%DLQ%mended-a")
+        rows = [
+            {"body": row["body"].upper(), "tags": row["tags"], "properties": row["properties"]}
+            for row in letters
+        ]
+        table = pa.Table.from_pylist(
+            rows,
+            pa.schema([("body", pa.binary()), ("tags", pa.string()), ("properties", PROPERTIES)]),
+        )
+        types: dict[str, DataType] = {
+            **BODY, "tags": StringType(), "properties": MapType(StringType(), StringType()),
+        }  # fmt: skip
+        sink = writer(site, types, topic="%RETRY%mended-a", keepRetryTopic="true")
+        assert sink.write(iter(table.to_batches())).written.count == 10
+        until(lambda: len(got["mended-a"]) == 10, "the letters did not come back")
+    assert sorted(got["mended-a"]) == [(b"ORDER %d" % n, topic, 0) for n in range(10)]
+    assert len(got["mended-b"]) == 10
+
+
+def dead_letters(options: ClientOptions, group: str) -> int:
+    with Admin(options) as admin:
+        return {each.group: each.count for each in admin.dlq.all()}.get(group, 0)
 
 
 def test_a_missing_topic_and_a_missing_cluster_are_reported(site: str) -> None:

@@ -116,7 +116,12 @@ def test_sql_reads_and_inserts_where_the_options_arrive(site: Site) -> None:
         assert "does not pass those of a table to INSERT INTO" in message
         assert "INSERT INTO t WITH ('nameServer' = '...'" in message
         sql(f"INSERT INTO inserted WITH ({options}) {row}")
+        bare = find_cause(failure(lambda: sql("SELECT * FROM inserted").collect())) or ""
+        assert "does not pass those of a table to this statement" in bare
+        assert "CREATE TEMPORARY VIEW" in bare
         assert sql("SELECT * FROM viewed").count() == 3
+        sql(f"INSERT INTO viewed {row}")  # the view has the option columns, which is of sources
+        assert site.count(topic).total() == 4
     finally:
         sql("DROP TABLE inserted")
         sql("DROP VIEW viewed")

@@ -211,8 +211,8 @@ def test_available_now(site: Site, tmp_path: Path) -> None:
         progress = [each for each in query.recentProgress if each.numInputRows]
         assert [each.numInputRows for each in progress] == [8, 8, 4]
         last = json.loads(progress[-1].sources[0].endOffset)
-        assert last == {"v": 1, "q": {topic: {"broker-a": {"0": 12, "1": 8}}}}
-        assert json.loads(progress[0].sources[0].latestOffset) == last
+        assert last["q"] == {topic: {"broker-a": {"0": 12, "1": 8}}}
+        assert json.loads(progress[0].sources[0].latestOffset)["q"] == last["q"]
         lags = {
             each.queue.queue_id: (each.consumer_offset, each.lag)
             for each in site.admin.groups.progress(group).queues

@@ -396,7 +396,7 @@ def test_new_queues_are_read_from_their_start(site: Site) -> None:
 
 def later_end(end: dict[str, Any], topic: str) -> dict[str, Any]:
     """The end of a batch with the two messages of queue 3."""
-    return {"v": 1, "q": {topic: {"broker-a": {**end["q"][topic]["broker-a"], "3": 2}}}}
+    return {**end, "q": {topic: {"broker-a": {**end["q"][topic]["broker-a"], "3": 2}}}}
 
 
 def test_a_topic_with_fewer_read_queues(site: Site, caplog: pytest.LogCaptureFixture) -> None:

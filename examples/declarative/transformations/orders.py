@@ -1,4 +1,7 @@
-"""A table fed by a topic, a view over it, and a sink that is a topic."""
+"""A table fed by a topic, a view over it, and a sink that is a topic, with two flows into it.
+
+Each flow is a query with a checkpoint and an identity of its own, so that both are exactly once.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pyspark.sql import functions as F
 CLUSTER = {"nameServer": os.environ.get("SKYLARK_NAMESRV", "127.0.0.1:9876")}
 spark = SparkSession.active()
 
-dp.create_sink("alerts", "rocketmq", {**CLUSTER, "topic": "alerts"})
+dp.create_sink("alerts", "rocketmq", {**CLUSTER, "topic": "alerts", "delivery": "exactly-once"})
 
 
 @dp.table
@@ -30,3 +33,10 @@ def large_orders() -> DataFrame:
     """Rows of the table that become messages."""
     large = spark.readStream.table("orders").where("amount > 1000")
     return large.select(F.format_string("%s ordered for %d", "uid", "amount").alias("body"))
+
+
+@dp.append_flow(target="alerts")
+def returned_orders() -> DataFrame:
+    """A second flow into the same sink, straight from another topic."""
+    topic = spark.readStream.format("rocketmq").options(**CLUSTER, topic="returns")
+    return topic.option("startingOffsets", "earliest").load().select("body")

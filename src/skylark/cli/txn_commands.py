@@ -1,4 +1,4 @@
-"""``skylark txn``: lists, abandons and repairs batches of exactly-once Spark sinks."""
+"""``skylark txn``: lists, abandons, settles and repairs batches of exactly-once Spark sinks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @click.group("txn")
 def command() -> None:
-    """List, abandon and repair batches of exactly-once Spark sinks."""
+    """List, abandon, settle and repair batches of exactly-once Spark sinks."""
 
 
 @command.command("list", epilog="Example: skylark txn list --all")
@@ -85,6 +85,47 @@ def abandon(context: CliContext, sink: str, yes: bool) -> None:
     confirm(f"Roll back all undecided rows of {sink} permanently?", yes=yes)
     record = _run(lambda client: txn_admin.abandon(client, sink))
     context.output.record({"sink": record.sink, "batch": record.batch, "state": "abandoned"})
+
+
+@command.command("settle", epilog="Example: skylark txn settle 5f3c... --written-through 41")
+@click.argument("sink")
+@click.option(
+    "--written-through",
+    type=click.IntRange(-1, (1 << 53) - 1),
+    required=True,
+    help="The last batch whose rows are in the topic; -1 if there is none.",
+)
+@namesrv_option
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.pass_obj
+def settle(context: CliContext, sink: str, written_through: int, yes: bool) -> None:
+    """Say which batch of a sink is the last one in the topic, where the cluster has forgotten it.
+
+    SINK is the id of a streaming query, or the txnId of a batch write. The query goes on with the
+    batch after it. A wrong number writes rows twice, or leaves rows out.
+    """
+    from skylark.spark.exactly_once import txn_admin
+
+    confirm(f"Is batch {written_through} of {sink} the last one in the topic?", yes=yes)
+    _run(lambda client: txn_admin.settle(client, sink, written_through))
+    context.output.record({"sink": sink, "batch": written_through, "state": "done"})
+
+
+@command.command("forget", epilog="Example: skylark txn forget daily-2026-11-15 --yes")
+@click.argument("sink")
+@namesrv_option
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.pass_obj
+def forget(context: CliContext, sink: str, yes: bool) -> None:
+    """Forget a sink that will never come back: a query without checkpoint, an old txnId.
+
+    If it comes back nevertheless, after its log has expired, it may write its rows again.
+    """
+    from skylark.spark.exactly_once import txn_admin
+
+    confirm(f"Forget the last batch of {sink}?", yes=yes)
+    _run(lambda client: txn_admin.forget(client, sink))
+    context.output.record({"sink": sink, "state": "forgotten"})
 
 
 @command.command("repair", epilog="Example: skylark txn repair --dry-run")

@@ -7,7 +7,7 @@ writer (one batch as Arrow, once more encoded as messages, and 32 MiB of request
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -26,3 +26,24 @@ def cut_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield from cut_batch(batch.slice(middle))
     else:
         yield batch
+
+
+def merge_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Put small batches together, up to the same limits, and cut large ones; keeps the order.
+
+    A batch costs Spark about as much as a thousand rows.
+    """
+    import pyarrow as pa
+
+    waiting: list[pa.RecordBatch] = []
+    row_count = size = 0
+    for batch in batches:
+        if waiting and (row_count + batch.num_rows > ROWS_MAX or size + batch.nbytes > BYTES_MAX):
+            yield from cut_batch(pa.concat_batches(waiting))
+            waiting, row_count, size = [], 0, 0
+        if batch.num_rows:
+            waiting.append(batch)
+            row_count += batch.num_rows
+            size += batch.nbytes
+    if waiting:
+        yield from cut_batch(pa.concat_batches(waiting))

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from skylark.core.errors import ConfigError
 from skylark.spark.option_table import read_options
 from skylark.spark.source.schema import schema_columns, source_schema
-from skylark.spark.source.source_options import OPTIONS, source_options
+from skylark.spark.source.source_options import OPTIONS, SourceOptions, source_options
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     )
 
 FORMAT = "rocketmq"
+#: An option that only jobs of Spark's Kafka source have.
+KAFKA_SERVERS = "kafka.bootstrap.servers"
 
 
 class DefaultSource(DataSource):
@@ -36,17 +39,44 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """The default columns, or those of the option ``columns``; raises ConfigError."""
-        return source_schema(read_options(self.options, OPTIONS).get("columns"))
+        values = read_options(self.options, OPTIONS)
+        value = None
+        if "valueFormat" in values:
+            value = decoded_type(
+                values["valueFormat"], values.get("valueSchema"), values.get("valueMessage")
+            )
+        return source_schema(
+            values.get("columns"),
+            value=value,
+            is_kafka=KAFKA_SERVERS in {name.lower() for name in self.options},
+            with_corrupt=values.get("mode", "permissive") == "permissive",
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from skylark.spark.source.source_readers import BatchReader
 
-        return BatchReader(source_options(self.options, streaming=False), schema_columns(schema))
+        return BatchReader(*self._reading(schema, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from skylark.spark.source.source_readers import StreamReader
 
-        return StreamReader(source_options(self.options, streaming=True), schema_columns(schema))
+        return StreamReader(*self._reading(schema, streaming=True))
+
+    def _reading(
+        self, schema: StructType, *, streaming: bool
+    ) -> tuple[SourceOptions, tuple[str, ...], StructType | None]:
+        """Options, columns and the type of decoded bodies; raises ConfigError."""
+        options = source_options(self.options, streaming=streaming)
+        decodes = options.value_format is not None
+        columns = schema_columns(schema, decodes=decodes)
+        if not decodes:
+            return options, columns, None
+        if "value" in columns:
+            kind = schema["value"].dataType
+            assert isinstance(kind, StructType), "schema_columns has checked it"
+            return options, columns, kind
+        kind = decoded_type(options.value_format, options.value_schema, options.value_message)
+        return options, columns, kind
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from skylark.spark.sink.sink_writer import batch_writer
@@ -58,3 +88,16 @@ class DefaultSource(DataSource):
         from skylark.spark.sink.sink_writer import stream_writer
 
         return stream_writer(self.options, schema, overwrite=overwrite)
+
+
+def decoded_type(name: str | None, schema: bytes | None, message: str | None) -> StructType:
+    """The type of decoded bodies by the options; raises ConfigError."""
+    from skylark.spark.source.value_types import value_type
+
+    assert name is not None, "there is a format"
+    if schema is None:
+        raise ConfigError(
+            f"valueFormat={name} needs the schema of its values",
+            hint="give valueSchema, as text or a file, or .schema(...) with a column value",
+        )
+    return value_type(name, schema, message)

@@ -36,7 +36,13 @@ from skylark.core.errors import (
     TopicNotExistError,
 )
 from skylark.core.names import IllegalNameError
-from skylark.spark.errors import DataLossError, WorkerStartError, find_error, full_text
+from skylark.spark.errors import (
+    DataLossError,
+    RefusedError,
+    WorkerStartError,
+    find_error,
+    full_text,
+)
 from skylark.spark.outages import OutageError
 
 _STREAM: Final = re.compile(r"terminated with exception: (.+)")
@@ -69,7 +75,17 @@ _KINDS: Final[dict[str, type[SkylarkError]]] = {
         RequestTimeoutError,
         TopicNotExistError,
     )
-}
+} | dict.fromkeys(
+    (
+        "AbandonedError",
+        "BadRecordError",
+        "DecisionLostError",
+        "OtherDataError",
+        "OutcomeUnknownError",
+        "PredecessorMissingError",
+    ),
+    RefusedError,
+)
 
 
 def is_spark_error(error: BaseException) -> bool:

@@ -24,6 +24,13 @@ class DataLossError(ClientError):
     """Messages that a query has not read yet are gone."""
 
 
+class RefusedError(ClientError):
+    """A query that cannot go on before somebody has decided or mended something.
+
+    In place of errors of sinks and decoders that cross processes as text; a restart does not help.
+    """
+
+
 class WorkerStartError(ClientError):
     """A Python worker of Spark has not started in time: the machine is busy. A retry may succeed.
 
@@ -67,10 +74,14 @@ def log_missing(missing: Missing) -> None:
 
 
 def queue_recreated(queue: MessageQueue, wanted: int, end: int) -> DataLossError:
-    """The error for a queue that ends before the offset to read from."""
+    """The error for a queue whose messages are others now than those that were read before."""
+    if end < wanted:
+        what = f"ends at offset {end}, and {wanted} is wanted"
+    else:
+        what = f"has other messages now than when it was read up to offset {wanted}"
     return DataLossError(
-        f"{queue_name(queue)} ends at offset {end}, and {wanted} is wanted: the topic was deleted"
-        " and created again, or the broker lost its last messages",
+        f"{queue_name(queue)} {what}: the topic was deleted and created again, or the broker lost"
+        " its last messages",
         hint="start with a new checkpoint; failOnDataLoss=false reads the queue from its start",
     )
 

@@ -1,11 +1,13 @@
-"""Listener that exports the lag of streams as gauges, from Spark's progress reports.
+"""Listener that exports the lag and the work of streams, from Spark's progress reports.
 
 ::
 
     spark.streams.addListener(LagListener(registry))
 
 For each query: the number of unread messages of each queue, their minimum, maximum and mean, and
-for how many seconds the stream has been behind, which is 0 for a stream that has caught up.
+for how many seconds the stream has been behind, which is 0 for a stream that has caught up; the
+rows, batches and the duration of the last batch; and of pipelines the rows that violate ``expect``.
+Spark's own page cannot show them: a Python source has no metrics there.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import json
 from collections import deque
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
         QueryTerminatedEvent,
         StreamingQueryProgress,
     )
+
+
+#: The name of the metric with the violations of expectations.
+EXPECT_METRIC: Final = "expect"
 
 
 def queue_lags(end: StreamOffset, latest: StreamOffset) -> dict[MessageQueue, int]:
@@ -73,6 +79,20 @@ class LagListener(StreamingQueryListener):
             "For how long a stream has been behind.",
             ("query",),
         )
+        self._rows = registry.counter(
+            "skylark_spark_rows_total", "Rows that a stream has read.", ("query",)
+        )
+        self._batches = registry.counter(
+            "skylark_spark_batches_total", "Batches that a stream has completed.", ("query",)
+        )
+        self._duration = registry.gauge(
+            "skylark_spark_batch_seconds", "How long the last batch of a stream took.", ("query",)
+        )
+        self._violations = registry.counter(
+            "skylark_spark_expectation_violations_total",
+            "Rows of a pipeline that violate an expectation.",
+            ("query", "column"),
+        )
         self._behind: dict[str, _Behind] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
@@ -87,6 +107,11 @@ class LagListener(StreamingQueryListener):
         now = datetime.fromisoformat(progress.timestamp).timestamp()
         for end, latest in progress_offsets(progress):
             self._export(query, now, end, latest)
+        self._rows.labels(query).value += progress.numInputRows
+        self._batches.labels(query).value += 1
+        self._duration.labels(query).set(progress.batchDuration / 1000)
+        for column, count in violations(progress).items():
+            self._violations.labels(query, column).value += count
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """The gauges keep their last values."""
@@ -100,6 +125,12 @@ class LagListener(StreamingQueryListener):
             self._summary.labels(query, name).set(value)
         behind = self._behind.setdefault(query, _Behind())
         self._seconds.labels(query).set(behind.seconds(now, end, latest))
+
+
+def violations(progress: StreamingQueryProgress) -> dict[str, int]:
+    """The rows of a batch that violate each expectation of its pipeline."""
+    found = (progress.observedMetrics or {}).get(EXPECT_METRIC)
+    return {} if found is None else {name: count or 0 for name, count in found.asDict().items()}
 
 
 def _statistics(lags: Mapping[MessageQueue, int]) -> dict[str, float]:

@@ -10,6 +10,9 @@ resolvers may run: all give the same answers.
 ``skylark up`` runs one, and ``skylark txn resolver`` runs one alone. It sends heartbeats to all
 masters of all clusters that the name servers know. It does not create the log: without one there
 is nothing to decide.
+
+Every hour it compares the memories of sinks with the log
+(:mod:`skylark.spark.exactly_once.sink_memory`).
 """
 
 from __future__ import annotations
@@ -44,6 +47,8 @@ BATCH_COUNT_MAX: Final = 10_000
 #: How long the status of an undecided batch is cached.
 UNDECIDED_S: Final = 1.0
 RETRY_S: Final = 5.0
+#: How often memories of sinks are compared with the log.
+REAFFIRM_INTERVAL_S: Final = 3600.0
 
 
 class OutcomeLookup:
@@ -87,6 +92,7 @@ class Resolver:
         self._clock = clock or LoopClock()
         self._client: SinkClient | None = None
         self._outcomes: OutcomeLookup | None = None
+        self._reaffirm_at = 0.0
         self.answers: dict[TxState, int] = dict.fromkeys(TxState, 0)  #: given so far
 
     async def start(self) -> None:
@@ -111,11 +117,26 @@ class Resolver:
     async def run(self) -> None:
         """Register with new brokers periodically, until cancelled."""
         while True:
+            if self._clock.monotonic() >= self._reaffirm_at:
+                await self._reaffirm()
             await self._clock.sleep(BROKERS_INTERVAL_S)
             try:
                 await self.register_with_brokers()
             except SkylarkError as error:
                 logger.warning("the resolver cannot register with new brokers: %s", error)
+
+    async def _reaffirm(self) -> None:
+        """Compare the memories of sinks with the log; tried again soon if that fails."""
+        if self._client is None:
+            return
+        try:
+            await TxnLog(self._client, make=False).reaffirm()
+        except NotFoundError:
+            return
+        except SkylarkError as error:
+            logger.info("cannot compare the last batches of sinks with the log yet: %s", error)
+            return
+        self._reaffirm_at = self._clock.monotonic() + REAFFIRM_INTERVAL_S
 
     async def register_with_brokers(self) -> None:
         """Send a heartbeat to every master, new ones included."""

@@ -17,7 +17,7 @@ from skylark.admin.errors import NotFoundError
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.clock import LoopClock
 from skylark.spark.exactly_once.commit_coordinator import CommitCoordinator
-from skylark.spark.exactly_once.commit_protocol import Prepared
+from skylark.spark.exactly_once.commit_protocol import PredecessorMissingError, Prepared
 from skylark.spark.exactly_once.half_message_completion import (
     CompletionCounts,
     HalfLocation,
@@ -100,6 +100,27 @@ def test_batches_are_listed_and_abandoned(tmp_path: Path) -> None:
         assert json.loads(done.stdout) == {"sink": "sink-a", "batch": 1, "state": "abandoned"}
         states = json.loads(run(tmp_path, "--output", "json", "txn", "list", "--all", *at).stdout)
         assert [row["state"] for row in states] == ["done", "abandoned"]
+
+
+def test_a_sink_is_settled_and_forgotten(tmp_path: Path) -> None:
+    with up(tmp_path, "--ephemeral", "--topic", "T:2") as running:
+        at = ("--yes", "-n", running.namesrv)
+        sink = Sink(running.namesrv, "sink.c")
+        with pytest.raises(PredecessorMissingError):
+            sink.write(7)
+        settle = ("--output", "json", "txn", "settle", "sink.c", "--written-through")
+        done = run(tmp_path, *settle, "6", *at)
+        assert json.loads(done.stdout) == {"sink": "sink.c", "batch": 6, "state": "done"}
+        sink.commit(sink.write(7))
+        refused = run(tmp_path, *settle, "6", *at)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "batch 7 of sink sink.c was decided" in refused.stderr
+        forgotten = run(tmp_path, "--output", "json", "txn", "forget", "sink.c", *at)
+        assert json.loads(forgotten.stdout) == {"sink": "sink.c", "state": "forgotten"}
+        unknown = run(tmp_path, "txn", "forget", "sink.c", *at)
+        assert (unknown.returncode, unknown.stdout) == (4, "")
+        groups = run(tmp_path, "--output", "json", "group", "list", "-n", running.namesrv)
+        assert "SPARK_TXN" not in groups.stdout
 
 
 def test_rows_that_brokers_gave_up_are_brought_back(

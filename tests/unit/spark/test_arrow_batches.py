@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skylark.spark import arrow_batches
-from skylark.spark.arrow_batches import BYTES_MAX, ROWS_MAX, cut_batch
+from skylark.spark.arrow_batches import BYTES_MAX, ROWS_MAX, cut_batch, merge_batches
 
 
 def batch(sizes: list[int]) -> pa.RecordBatch:
@@ -37,3 +37,13 @@ def test_parts_have_all_rows_in_order(sizes: list[int]) -> None:
     assert [row for part in parts for row in part.to_pylist()] == batch(sizes).to_pylist()
     assert all(part.num_rows <= 7 for part in parts)
     assert all(part.nbytes <= 100 or part.num_rows == 1 for part in parts)
+
+
+def test_small_batches_are_merged() -> None:
+    parts = [pa.record_batch({"n": pa.array(range(n, n + 5))}) for n in range(0, 25_000, 5)]
+    merged = list(merge_batches([*parts[:10], parts[0].slice(0, 0), *parts[10:]]))
+    assert [batch.num_rows for batch in merged] == [ROWS_MAX, ROWS_MAX, 5_000]
+    assert pa.Table.from_batches(merged)["n"].to_pylist() == list(range(25_000))
+    assert list(merge_batches([])) == []
+    large = pa.record_batch({"n": pa.array(range(25_000))})
+    assert sum(batch.num_rows for batch in merge_batches([parts[0], large])) == 25_005

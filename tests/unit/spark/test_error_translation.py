@@ -20,6 +20,15 @@ from skylark.spark.error_translation import (
     translate_pipeline_error,
     translate_pipeline_errors,
 )
+from skylark.spark.errors import RefusedError
+from skylark.spark.exactly_once.commit_protocol import (
+    AbandonedError,
+    DecisionLostError,
+    OtherDataError,
+    OutcomeUnknownError,
+    PredecessorMissingError,
+)
+from skylark.spark.source.derived_columns import BadRecordError
 
 TASK = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker: \
 Traceback (most recent call last):
@@ -267,3 +276,23 @@ def test_errors_of_spark_become_ours(
     with pytest.raises(kind) as caught, translate_errors():
         raise error
     assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AbandonedError("s", 3),
+        BadRecordError("message id-1 cannot be decoded"),
+        DecisionLostError("a manifest has expired"),
+        OtherDataError("daily"),
+        OutcomeUnknownError("s", 3),
+        PredecessorMissingError("s", 3),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_only_an_operator_can_mend_is_refused(error: SkylarkError) -> None:
+    """A pipeline is not restarted after these; the text with its choices stays."""
+    kind = type(error)
+    found = translate_error(PySparkException(f"x\n{kind.__module__}.{kind.__name__}: {error}\n"))
+    assert type(found) is RefusedError
+    assert found.message == str(error)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from skylark.spark.lag_listener import progress_offset, queue_lags
+from types import SimpleNamespace
+from typing import Any
+
+from pyspark.sql import Row
+
+from skylark.core.metrics import Registry
+from skylark.spark.lag_listener import LagListener, progress_offset, queue_lags
 from skylark.spark.source.stream_offset import StreamOffset
 from skylark.wire.bodies.common_body import MessageQueue
 
@@ -23,3 +29,27 @@ def test_offsets_of_other_sources_are_passed_over() -> None:
     )
     for text in ('{"orders": {"0": 5}}', "no JSON", None):
         assert progress_offset(text) is None
+
+
+def test_the_work_of_a_stream_is_counted() -> None:
+    registry = Registry()
+    listener = LagListener(registry)
+    offset = '{"v": 1, "q": {"T": {"broker-a": {"0": 5}}}}'
+    source = SimpleNamespace(endOffset=offset, latestOffset=offset.replace("5", "8"))
+    progress = SimpleNamespace(
+        name="alerts", id="x", timestamp="2026-11-18T12:00:00.000Z", sources=[source],
+        numInputRows=40, batchDuration=250, observedMetrics={"expect": Row(amount=3, uid=None)},
+    )  # fmt: skip
+    event: Any = SimpleNamespace(progress=progress)
+    listener.onQueryProgress(event)
+    progress.observedMetrics = {}
+    listener.onQueryProgress(event)
+    text = registry.render()
+    for line in (
+        'skylark_spark_rows_total{query="alerts"} 80',
+        'skylark_spark_batches_total{query="alerts"} 2',
+        'skylark_spark_batch_seconds{query="alerts"} 0.25',
+        'skylark_spark_expectation_violations_total{query="alerts",column="amount"} 3',
+        'skylark_spark_expectation_violations_total{query="alerts",column="uid"} 0',
+    ):
+        assert line in str(text)

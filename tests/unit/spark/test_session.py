@@ -112,6 +112,12 @@ def test_a_missing_pyarrow_is_reported_before_workers_fail(monkeypatch: pytest.M
         session.make_session("local[2]")
 
 
+def test_the_memory_of_workers_is_not_limited() -> None:
+    """Spark's limit ends them in the middle of a task; each prints "Current mem limits"."""
+    for master in ("local[2]", "spark://h:7077"):
+        assert not [name for name in session_settings(master) if name.endswith("memory")]
+
+
 def test_workers_may_start_slowly() -> None:
     for master in ("local[2]", "spark://h:7077"):
         assert session_settings(master)["spark.python.authenticate.socketTimeout"] == "120s"

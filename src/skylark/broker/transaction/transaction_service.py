@@ -45,6 +45,9 @@ ALREADY: Final = {
 _DELAYED: Final = re.compile(
     "(?:^|\x02)(?:{})\x01".format("|".join((*TIMER_NAMES, names.PROPERTY_DELAY))).encode()
 )
+_TIMER_PREFIX: Final = b"TIMER_"
+_DELAY_ITEM: Final = f"{names.PROPERTY_DELAY}\x01".encode()
+assert all(name.encode().startswith(_TIMER_PREFIX) for name in TIMER_NAMES)
 #: Bytes appended since the last op message after which one is written as a mark.
 UNMARKED_SIZE_MAX: Final = 64 << 20
 
@@ -147,8 +150,10 @@ class TransactionService:
 
         Only the record format limits it, not the settings: its half message was acknowledged.
         """
-        if _DELAYED.search(draft.properties):
-            properties = parse_properties(draft.properties)
+        raw = draft.properties
+        # Both names are rare, and the expression costs more than all else that a commit does here.
+        if (_TIMER_PREFIX in raw or _DELAY_ITEM in raw) and _DELAYED.search(raw):
+            properties = parse_properties(raw)
             refused = self._writer.divert_own(draft, properties)
             if refused is not None:
                 return refused

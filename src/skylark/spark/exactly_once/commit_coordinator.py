@@ -15,6 +15,7 @@ from skylark.spark.exactly_once.commit_protocol import (
     Confirm,
     Prepared,
     ReadStatus,
+    Remember,
     RollBack,
     Step,
     Steps,
@@ -46,9 +47,11 @@ class CommitCoordinator:
         )
         self.ended = CompletionCounts()  #: figures of all commits so far
 
-    async def commit(self, sink: str, batch: int, messages: Sequence[Prepared]) -> None:
-        """Commit a batch whose tasks have all succeeded."""
-        await self._run(commit(sink, batch, messages))
+    async def commit(
+        self, sink: str, batch: int, messages: Sequence[Prepared], *, returns: bool = True
+    ) -> None:
+        """Commit a batch whose tasks have all succeeded; ``returns``: see the protocol."""
+        await self._run(commit(sink, batch, messages, returns=returns))
         if self.ended.handed_over:
             logger.warning(
                 "%d half messages of batch %d of sink %s were too old for the driver to commit: the"
@@ -74,6 +77,8 @@ class CommitCoordinator:
         match step:
             case ReadStatus(sink, batch):
                 return await self._log.read_status(sink, batch)
+            case Remember(sink, memory):
+                await self._log.remember(sink, memory)
             case Append(record):
                 return await self._log.append(record)
             case Confirm(sink, batch, start, end):

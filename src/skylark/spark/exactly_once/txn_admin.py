@@ -1,8 +1,10 @@
-"""Administration of exactly-once sinks, for ``skylark txn``: list, abandon, repair.
+"""Administration of exactly-once sinks, for ``skylark txn``: list, abandon, settle, forget, repair.
 
 * **list** batches that are decided and not done, undecided, or abandoned.
 * **abandon** a sink whose driver will never return: its undecided half messages are rolled back,
   and a driver that returns nevertheless cannot commit them.
+* **settle** by hand which batch is the last one in the topic, where log and memory cannot say it.
+* **forget** a sink that will never come back, and with it the group that remembers its last batch.
 * **repair** half messages for which brokers have stopped check-backs, because no resolver ran for a
   long time. They are in TRANS_CHECK_MAX_TIME_TOPIC. Those with a decision to commit are resumed
   (RESUME_CHECK_HALF_MESSAGE): the broker sends check-backs again, and a resolver answers. A half
@@ -20,7 +22,7 @@ from skylark.admin.errors import NotFoundError
 from skylark.client.consumer.range_reader import fixed_address, pull_range
 from skylark.client.core.broker_calls import make_request
 from skylark.client.core.client_message import TxState
-from skylark.core.errors import BrokerError
+from skylark.core.errors import BrokerError, ConfigError
 from skylark.core.names import CHECK_MAX_TIME_TOPIC
 from skylark.spark.exactly_once.txn_log import Entry, TxnLog
 from skylark.spark.exactly_once.txn_log_records import (
@@ -108,6 +110,30 @@ async def abandon(client: SinkClient, sink: str) -> Abandon:
     abandoned = Abandon(sink=sink, batch=max(decided, default=-1) + 1)
     await txn_log.append(abandoned)
     return abandoned
+
+
+async def settle(client: SinkClient, sink: str, written_through: int) -> None:
+    """Let this be the last batch of a sink that is in the topic; -1: none is.
+
+    Raises ConfigError if the log says otherwise.
+    """
+    txn_log = TxnLog(client)  # its log may be lost as a whole
+    known = await txn_log.known_by_log(sink)
+    if known.deciding > written_through:
+        raise ConfigError(
+            f"batch {known.deciding} of sink {sink} was decided: the log says so",
+            hint="nothing has to be settled: the query goes on by itself",
+        )
+    await txn_log.memories.settle(await txn_log.queue_of(sink), sink, written_through)
+
+
+async def forget(client: SinkClient, sink: str) -> None:
+    """Delete the memory of a sink; raises NotFoundError if it has none."""
+    txn_log = TxnLog(client, make=False)
+    queue = await txn_log.queue_of(sink)
+    if sink not in await txn_log.memories.sinks(queue):
+        raise NotFoundError(f"no exactly-once sink {sink} is remembered")
+    await txn_log.memories.forget(queue, sink)
 
 
 async def repair(client: SinkClient, *, dry_run: bool = False) -> RepairReport:

@@ -36,13 +36,22 @@ from skylark.core.errors import (
     TransportError,
 )
 from skylark.core.hashing import java_hash
-from skylark.spark.exactly_once.commit_protocol import DecisionLostError, StatusView
+from skylark.spark.exactly_once.commit_protocol import DecisionLostError, StatusView, needs_memory
+from skylark.spark.exactly_once.sink_memory import (
+    UPGRADE_MARK,
+    SinkMemoryTable,
+    add_to_memory,
+)
 from skylark.spark.exactly_once.txn_log_records import (
     LOG_TOPIC,
+    Abandon,
     BatchRecord,
     BatchStatus,
+    Decision,
+    Done,
     LogRecord,
     Manifest,
+    SinkMemory,
     decode_record,
     encode_record,
     status_of,
@@ -66,6 +75,8 @@ APPEND_TIMEOUT_S: Final = 5.0
 PATIENCE_S: Final = 60.0
 #: How long a topic that was created just now may be missing in routes; then it is an outage.
 MADE_WITHIN_S: Final = 5.0
+#: A batch after all that there can be.
+_AFTER_ALL: Final = 1 << 62
 _REPEAT: Final = Backoff(first_s=0.1, most_s=2.0)
 
 
@@ -98,6 +109,7 @@ class TxnLog:
         self._make_it = make
         self._strict_ack = strict_ack
         self._queues: list[MessageQueue] | None = None
+        self.memories = SinkMemoryTable(client)
 
     # ---- where -----------------------------------------------------------------------------------
 
@@ -214,18 +226,69 @@ class TxnLog:
     async def _read_status(self, sink: str, batch: int) -> StatusView:
         queue = await self.queue_of(sink)
         first, end = await self.bounds(queue)
+        status = status_of(await self._walk(queue, sink, batch, first, end), batch)
+        view = StatusView(status, end, first)
+        if needs_memory(view, batch):
+            memory = await self.memories.read(queue, sink)
+            return StatusView(status, end, first, memory)
+        return view
+
+    async def _walk(
+        self, queue: MessageQueue, sink: str, batch: int, first: int, end: int
+    ) -> list[BatchRecord]:
         walk = walk_back(batch, first, end)
         try:
             low, high = next(walk)
             while True:
                 low, high = walk.send(await self._batch_records(queue, sink, low, high))
         except StopIteration as stop:
-            status: BatchStatus = stop.value
-        return StatusView(status, end)
+            found: list[BatchRecord] = stop.value
+        return found
+
+    async def remember(self, sink: str, memory: SinkMemory) -> None:
+        """Raise the memory of a sink to this one."""
+        queue = await self.queue_of(sink)
+        await self._ride_out(partial(self.memories.raise_to, queue, sink, memory))
+
+    async def known_by_log(self, sink: str) -> SinkMemory:
+        """The last batches of a sink by the log."""
+        queue = await self.queue_of(sink)
+        first, end = await self.bounds(queue)
+        memory = SinkMemory()
+        for record in await self._walk(queue, sink, _AFTER_ALL, first, end):
+            if not isinstance(record, Abandon):
+                memory = add_to_memory(memory, record)
+        return memory
+
+    async def reaffirm(self) -> None:
+        """Raise memories of sinks that know less than the log, and make missing ones once.
+
+        The log of an earlier version has sinks without a memory, so it is read once, whole.
+        """
+        memories, queue = self.memories, (await self.find())[0]
+        if (await memories.read(queue, UPGRADE_MARK)).done < 0:
+            await self._upgrade()
+            await memories.raise_to(queue, UPGRADE_MARK, SinkMemory(done=0))
+        for sink in await memories.sinks(queue):
+            await self.remember(sink, await self.known_by_log(sink))
+
+    async def _upgrade(self) -> None:
+        found: dict[str, SinkMemory] = {}
+        async for entry in self.everything():
+            record = entry.record
+            if isinstance(record, (Decision, Done)):
+                found[record.sink] = add_to_memory(found.get(record.sink, SinkMemory()), record)
+        for sink, memory in found.items():
+            await self.remember(sink, memory)
+        if found:
+            logger.info("remembering the last batches of %d exactly-once sinks", len(found))
 
     async def confirm(self, sink: str, batch: int, start: int, end: int) -> BatchStatus:
         """The status of a batch by the records from ``start`` to ``end`` inclusive."""
         queue = await self.queue_of(sink)
+        first, _ = await self._ride_out(partial(self.bounds, queue))
+        if first > start:  # the driver has slept for days: a decision may have expired since then
+            raise DecisionLostError(f"{LOG_TOPIC} has expired while batch {batch} was committed")
         read = partial(self._batch_records, queue, sink, start, end + 1)
         return status_of(await self._ride_out(read), batch)
 

@@ -24,6 +24,9 @@ records of later batches. So a D has the offset up to which its writer had read 
 without finding a decision for its batch. Batches are decided in order, hence no record about later
 batches is before ``seen``, and there the walk ends (:func:`walk_floor`).
 
+**Retention.** Records expire like all messages. What must outlive them, the last batch of each
+sink, is kept elsewhere too (:mod:`skylark.spark.exactly_once.sink_memory`).
+
 **Void half messages.** A send without a reply may have stored its half message, and is repeated
 under another sequence number (``seq``). The first number is void: the resolver must not commit it
 as well, although its attempt is a winner.
@@ -109,6 +112,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     batch: int
     winners: tuple[Winner, ...]
     seen: int  #: log offset up to which the writer had read all records
+    data: int | None = None  #: fingerprint of the rows, of batch writes with a ``txnId``
 
     def winner(self, partition: int, attempt: str) -> Winner | None:
         """The entry of an attempt; None if it is not a winner."""
@@ -206,22 +210,37 @@ class BatchStatus(msgspec.Struct, frozen=True, kw_only=True):
     abandoned: bool = False
     done: bool = False
     later: bool = False  #: a later batch is decided
+    before: int = -1  #: the last earlier batch with a decision that the walk has found
+
+
+class SinkMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The last batches of a sink, kept outside the log; -1 stands for none."""
+
+    done: int = -1  #: this one and all before are committed
+    deciding: int = -1  #: a driver has begun to decide it
+    seen: int = -1  #: log offset up to which that driver had found no decision
+    data: int | None = None  #: fingerprint of the rows of a batch write
 
 
 def status_of(batch_records: Iterable[BatchRecord], batch: int) -> BatchStatus:
     """The status of a batch by the records of its sink, in the order of the log."""
     decision: Decision | None = None
     abandoned = done = later = False
+    before = -1
     for batch_record in batch_records:
         if isinstance(batch_record, Decision):
             if batch_record.batch == batch and decision is None and not abandoned:
                 decision = batch_record
             later = later or batch_record.batch > batch
+            if before < batch_record.batch < batch:
+                before = batch_record.batch
         elif isinstance(batch_record, Abandon):
             abandoned = abandoned or (decision is None and batch_record.batch <= batch)
         else:
             done = done or batch_record.batch == batch
-    return BatchStatus(decision=decision, abandoned=abandoned, done=done, later=later)
+    return BatchStatus(
+        decision=decision, abandoned=abandoned, done=done, later=later, before=before
+    )
 
 
 def walk_floor(batch_records: Iterable[BatchRecord], batch: int) -> int | None:
@@ -232,10 +251,11 @@ def walk_floor(batch_records: Iterable[BatchRecord], batch: int) -> int | None:
 
 def walk_back(
     batch: int, first: int, end: int, window: int = WALK_WINDOW
-) -> Generator[tuple[int, int], Sequence[BatchRecord], BatchStatus]:
-    """Read the status of a batch from a log with the offsets ``first`` to ``end``.
+) -> Generator[tuple[int, int], Sequence[BatchRecord], list[BatchRecord]]:
+    """Read what a log with the offsets ``first`` to ``end`` has about a batch.
 
-    Yields ranges of offsets, backwards; the caller sends the records of the sink in each.
+    Yields ranges of offsets, backwards; the caller sends the records of the sink in each. Returns
+    all records that :func:`status_of` needs.
     """
     found: list[BatchRecord] = []
     low, floor = end, first
@@ -245,7 +265,7 @@ def walk_back(
         part = yield low, high
         found[:0] = part
         floor = max(floor, walk_floor(part, batch) or 0)
-    return status_of(found, batch)
+    return found
 
 
 def outcome_of(identity: Identity, status: BatchStatus) -> TxState:

@@ -67,6 +67,7 @@ _ROW_INCHES: Final = 3.1
 _NAME_LENGTH_MAX: Final = 26
 _HOT_SHOWN: Final = 10
 _QUEUE_LABELS_MAX: Final = 16
+_FINE_LATENCY_MS: Final = 100
 
 
 class Panel(NamedTuple):
@@ -96,13 +97,19 @@ def panels(report: TopicReport) -> list[Panel]:
 
 def svg_charts(report: TopicReport) -> Iterator[tuple[Panel, str]]:
     """Each chart as SVG for an HTML page; raises ConfigError without matplotlib."""
+    for panel, figure in figures(report):
+        yield panel, _inline(_svg(figure), f"{panel.name}-")
+
+
+def figures(report: TopicReport) -> Iterator[tuple[Panel, Figure]]:
+    """Each chart as a figure of its own; raises ConfigError without matplotlib."""
     with _drawing():
         from matplotlib.figure import Figure
 
         for panel in panels(report):
             figure = Figure(figsize=_WIDE if panel.wide else _HALF, layout="constrained")
             panel.draw(figure.subplots(), report)
-            yield panel, _inline(_svg(figure), f"{panel.name}-")
+            yield panel, figure
 
 
 def png_chart(report: TopicReport) -> bytes:
@@ -248,8 +255,11 @@ def _draw_latency(axes: Axes, report: TopicReport) -> None:
     ):
         dots = "." if len(spans) < 30 else None
         axes.plot(times, _numbers(values), color=colour, label=name, linewidth=1.3, marker=dots)
-    axes.set_yscale("symlog", linthresh=1, linscale=0.3)
-    axes.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=1, subs=(1, 2, 5)))
+    most_ms = max((abs(span.latency_p99_ms or 0) for span in spans), default=0)
+    # Labels of more ticks, or of a narrower step from 0 to 1 ms, would overlap.
+    subs, step = ((1, 2, 5), 0.3) if most_ms < _FINE_LATENCY_MS else ((1,), 1)
+    axes.set_yscale("symlog", linthresh=1, linscale=step)
+    axes.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=1, subs=subs))
     axes.yaxis.set_major_formatter(lambda value, _: duration(value))
     axes.legend(loc="upper right", ncols=3, fontsize=8, bbox_to_anchor=(1, 1.14))
     _time_axis(axes)
@@ -347,7 +357,7 @@ def _time_axis(axes: Axes) -> None:
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(untyped.ConciseDateFormatter(locator, tz=UTC))
     axes.margins(x=0.015)
-    axes.set_xlabel("time of storing (UTC)")
+    axes.set_xlabel("time of storing (UTC)", loc="left")  # the date is on the right
 
 
 def _days(time_ms: int) -> float:

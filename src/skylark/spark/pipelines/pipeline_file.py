@@ -29,6 +29,10 @@ was stored at the start is processed.
 it again from its checkpoint after a pause, which doubles with each failure in a row; ``isolate``
 leaves it failed, and the others run on; ``stop`` stops the others, too.
 
+``bad_records`` is a topic for messages that the source cannot decode (``valueFormat``). ``expect``
+has a condition for columns of the result, ``{amount: "> 0"}``: the violations of each are counted,
+and ``on_violation`` says what becomes of such a row (:data:`ON_VIOLATION`).
+
 Everything that can be checked without a request is checked here: keys, names, and the options of
 sources and sinks. One :class:`PipelineFileError` reports all mistakes, with line and column:
 :class:`Walker` records each mistake and goes on, and in place of a wrong value it returns an empty
@@ -40,7 +44,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -67,6 +71,8 @@ T = TypeVar("T")
 FORMAT: Final = "rocketmq"
 PIPELINES_MAX: Final = 64
 ON_FAILURE: Final = ("restart", "isolate", "stop")
+#: ``keep`` only counts, ``drop`` leaves the row out, ``fail`` ends the query.
+ON_VIOLATION: Final = ("keep", "drop", "fail")
 RESTART_PAUSE_MAX_S: Final = 300.0
 OUTPUT_MODES: Final = ("append", "complete", "update")
 #: Formats of sinks that write files to a folder, with a log of their batches.
@@ -134,6 +140,8 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
     python: str | None = None
     trigger: Trigger = Trigger()
     restart: RestartPolicy = RestartPolicy()
+    expect: Mapping[str, str] = {}
+    on_violation: str = "keep"
 
 
 class PipelineFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,9 +263,11 @@ class _FileReader:
     def _pipeline(self, node: Node) -> Pipeline | None:
         walker = self._walker
         required = ("name", "source", "sink")
-        keys = (*required, "sql", "python", "trigger", "on_failure", "restart")
+        keys = (*required, "sql", "python", "trigger", "on_failure", "restart", "bad_records",
+                "expect", "on_violation")  # fmt: skip
         parts = walker.mapping(node, "a pipeline", keys, required)
-        source = self._source(parts["source"]) if "source" in parts else None
+        bad_records = walker.optional(parts, "bad_records", None)
+        source = self._source(parts["source"], bad_records) if "source" in parts else None
         sink = self._sink(parts["sink"]) if "sink" in parts else None
         trigger = self._trigger(parts["trigger"]) if "trigger" in parts else Trigger()
         sql = walker.optional(parts, "sql", None)
@@ -278,9 +288,23 @@ class _FileReader:
             python=python,
             trigger=trigger,
             restart=self._restart(parts),
+            **self._expectations(parts),
         )
 
-    def _source(self, node: Node) -> Source | None:
+    def _expectations(self, parts: Mapping[str, Node]) -> dict[str, Any]:
+        walker = self._walker
+        expect = walker.texts(parts["expect"], "expect") if "expect" in parts else {}
+        for column, condition in expect.items():
+            if not condition.strip():
+                walker.wrong(parts["expect"], f'expect: {column} needs a condition such as "> 0"')
+        on_violation = walker.optional(parts, "on_violation", "keep")
+        if on_violation not in ON_VIOLATION:
+            walker.wrong(parts["on_violation"], f"on_violation must be {' or '.join(ON_VIOLATION)}")
+        elif "on_violation" in parts and not expect:
+            walker.wrong(parts["on_violation"], "on_violation belongs to expect")
+        return {"expect": expect, "on_violation": on_violation}
+
+    def _source(self, node: Node, bad_records: str | None) -> Source | None:
         walker = self._walker
         parts = walker.mapping(node, "a source", ("format", "options"), ("options",))
         if walker.optional(parts, "format", FORMAT).lower() != FORMAT:
@@ -290,6 +314,8 @@ class _FileReader:
         given = self._options(parts["options"], "a source")
         if given is None:
             return None
+        if bad_records is not None:
+            given["badRecordsTopic"] = bad_records
         options = self._checked(
             parts["options"],
             lambda: source_options(given, streaming=True, environ=self._environ),

@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 from skylark.core.clock import SystemClock, TimeSource
 from skylark.core.errors import ConfigError, SkylarkError
 from skylark.spark.error_translation import translate_pipeline_errors
-from skylark.spark.errors import DataLossError, WorkerStartError
+from skylark.spark.errors import DataLossError, RefusedError, WorkerStartError
 from skylark.spark.jobs.job_runner import WORKER_STARTS, JobProgress, follow_query
 from skylark.spark.pipelines.last_run import LastRun, write_last_run
 from skylark.spark.pipelines.pipeline_file import Pipeline, PipelineFile, Trigger
@@ -279,7 +279,7 @@ def _follow(
         )
         return _Outcome(
             run,
-            isinstance(error, (ConfigError, DataLossError)),
+            isinstance(error, (ConfigError, DataLossError, RefusedError)),
             isinstance(error, WorkerStartError),
         )
     run = PipelineRun(

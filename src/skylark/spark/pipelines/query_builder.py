@@ -34,6 +34,7 @@ from skylark.core.errors import ConfigError
 from skylark.core.strict_yaml import nearest
 from skylark.spark.error_translation import translate_pipeline_errors
 from skylark.spark.jobs.job_runner import with_trigger
+from skylark.spark.lag_listener import EXPECT_METRIC
 from skylark.spark.pipelines.checkpoint_folders import local_path
 from skylark.spark.pipelines.pipeline_file import FORMAT, Pipeline, PipelineFile, Trigger
 from skylark.spark.pipelines.pipeline_start import name_in_errors
@@ -74,7 +75,43 @@ def build(spark: SparkSession, document: PipelineFile, pipeline: Pipeline) -> Da
             frame = apply_function(pipeline, function, frame)
         if not frame.isStreaming:
             raise ConfigError("the result is not a stream", hint=f"select from the view {VIEW}")
+        frame = check_expectations(pipeline, frame)
         _check_sink(pipeline, frame)
+    return frame
+
+
+def check_expectations(pipeline: Pipeline, frame: DataFrame) -> DataFrame:
+    """Count the rows that violate ``expect``, and treat them by ``on_violation``.
+
+    The counts are a metric that Spark observes, in the progress of each batch (``expect``). A
+    condition that is null is violated.
+    """
+    if not pipeline.expect:
+        return frame
+    from pyspark.sql import functions as F
+
+    for column in pipeline.expect:
+        if column not in frame.columns:
+            raise ConfigError(
+                f"expect names the column {column}, which does not exist",
+                hint=nearest(column, frame.columns),
+            )
+    checks = {
+        column: F.coalesce(F.expr(f"(`{column}` {condition})").cast("boolean"), F.lit(False))
+        for column, condition in pipeline.expect.items()
+    }
+    counts = [F.count_if(~check).alias(column) for column, check in checks.items()]
+    frame = frame.observe(EXPECT_METRIC, *counts)
+    if pipeline.on_violation == "keep":
+        return frame
+    for column, check in checks.items():
+        if pipeline.on_violation == "drop":
+            frame = frame.where(check)
+            continue
+        text = f"pipeline {pipeline.name} expects {column} {pipeline.expect[column]}, found "
+        found = F.coalesce(F.col(f"`{column}`").cast("string"), F.lit("null"))
+        failure = F.raise_error(F.concat(F.lit(text), found)).cast("boolean")
+        frame = frame.where(F.when(check, F.lit(True)).otherwise(failure))
     return frame
 
 

@@ -224,7 +224,8 @@ class RowReader:
                 names.PROPERTY_SHARDING_KEY: "shardingKey",
             }
             without = [name for name, column in decided.items() if has(column)]
-            found = map_pieces(batch.column("properties"), without)
+            kept = [names.PROPERTY_RETRY_TOPIC] if self._options.keep_retry_topic else []
+            found = map_pieces(batch.column("properties"), without, kept)
             if self._options.reserved_properties == "fail":
                 self._mark(rows, found.reserved, "a property has a name of the system")
             self._mark(rows, found.broken, "a property has a separator, or no name")

@@ -71,8 +71,13 @@ def piece(name: str, values: pa.Array) -> pa.Array:
     return pc.if_else(present, text, "")
 
 
-def map_pieces(column: pa.MapArray, without: Collection[str]) -> MapTexts:
-    """Encode a map column; ``without`` has the names for which there are other columns."""
+def map_pieces(
+    column: pa.MapArray, without: Collection[str], kept: Collection[str] = ()
+) -> MapTexts:
+    """Encode a map column; ``without`` has the names for which there are other columns.
+
+    ``kept`` are reserved names that stay nevertheless.
+    """
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -84,7 +89,7 @@ def map_pieces(column: pa.MapArray, without: Collection[str]) -> MapTexts:
     values = column.items[first:last].cast(pa.string())
     row_of = np.repeat(np.arange(count), np.diff(offsets))
 
-    reserved = pc.is_in(keys, value_set=pa.array(sorted(RESERVED_NAMES), pa.string()))
+    reserved = pc.is_in(keys, value_set=pa.array(sorted(RESERVED_NAMES - set(kept)), pa.string()))
     for prefix in RESERVED_PREFIXES:
         reserved = pc.or_(reserved, pc.starts_with(keys, prefix))
     dropped = pa.array(sorted({*REPLACED_NAMES, *without}), pa.string())

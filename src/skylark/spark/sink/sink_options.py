@@ -26,6 +26,8 @@ allowSameTopic          false; true: rows of the source may be written back to t
 txnId                   of exactly-once batch writes: a second write with the same id does nothing
 txnImmunitySec          900: for so long brokers send no check-back for undecided rows
 txnVerify               false; true: best-effort exactly-once on Apache brokers
+keepRetryTopic          false; true: the property RETRY_TOPIC stays, so that rows of dead letters
+                        can go to the retry topic of their group
 outageTimeout           5m: how long to wait for brokers and name servers that do not answer
 ======================  ==========================================================================
 
@@ -101,6 +103,7 @@ OPTIONS: Final = (
     Option("txnImmunitySec", whole(1, IMMUNITY_SEC_MAX), field="immunity_sec"),
     Option("txnVerify", boolean, field="verify"),
     Option("outageTimeout", duration_ms, field="outage_timeout_ms"),
+    Option("keepRetryTopic", boolean, field="keep_retry_topic"),
 )
 
 
@@ -133,6 +136,7 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     immunity_sec: int = 900
     verify: bool = False
     outage_timeout_ms: int = OUTAGE_TIMEOUT_MS
+    keep_retry_topic: bool = False
 
     @property
     def outage_timeout_s(self) -> float:

@@ -64,6 +64,9 @@ class SinkMessage(WriterCommitMessage):
 class SinkWriter:
     """Base of batch and stream writers."""
 
+    #: Whether a writer with the same sink id may come later.
+    returns = True
+
     def __init__(self, options: SinkOptions, plan: RowPlan) -> None:
         self.options = options
         self.plan = plan
@@ -89,7 +92,9 @@ class SinkWriter:
         prepared = [message.prepared for message in found if message.prepared is not None]
         if self.options.exactly_once and prepared:
             coordinator = self._coordinator()
-            shared_portal().call(coordinator.commit(prepared[0].sink, batch, prepared))
+            sink = prepared[0].sink
+            commit = coordinator.commit(sink, batch, prepared, returns=self.returns)
+            shared_portal().call(commit)
 
     def abort_batch(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Roll back after a failed task or a failed commit."""
@@ -110,6 +115,7 @@ class BatchWriter(SinkWriter, DataSourceArrowWriter):
     def __init__(self, options: SinkOptions, plan: RowPlan) -> None:
         super().__init__(options, plan)
         self.sink = options.txn_id or str(uuid.uuid4())
+        self.returns = options.txn_id is not None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
         context = TaskContext.get()

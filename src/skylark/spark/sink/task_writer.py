@@ -7,6 +7,7 @@ or fails; rows that were stored by then stay stored. ``Written`` has the figures
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ from skylark.client.blocking.event_loop_thread import Portal, shared_portal
 from skylark.client.core.client_message import Message
 from skylark.client.producer.send_request import property_text
 from skylark.spark.arrow_batches import cut_batch
-from skylark.spark.exactly_once.commit_protocol import AbandonedError, Prepared
+from skylark.spark.exactly_once.commit_protocol import DATA_MODULUS, Prepared, admit
 from skylark.spark.exactly_once.half_message_sender import HalfMessageSender, Portion, portions
 from skylark.spark.exactly_once.txn_log import TxnLog
 from skylark.spark.outages import ride_out
@@ -182,6 +183,24 @@ def write_at_least_once(
     return written
 
 
+class Fingerprint:
+    """A sum over the rows of a task, the same in any order and partition of the rows."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def add(self, rows: Rows, topic: str | None) -> None:
+        """Add the good rows of an Arrow batch; ``topic`` is that of the options."""
+        bodies, texts = rows.bodies.to_pylist(), rows.texts.to_pylist()
+        topics = [topic] * len(bodies) if rows.topics is None else rows.topics.to_pylist()
+        for body, text, name, flag in zip(bodies, texts, topics, rows.flags.tolist(), strict=True):
+            head = f"{name}\0{flag}\0{text}\0".encode()
+            digest = hashlib.blake2b(head, digest_size=8)
+            digest.update(body)
+            self.value += int.from_bytes(digest.digest(), "big")
+        self.value %= DATA_MODULUS
+
+
 def write_exactly_once(
     batches: Iterable[pa.RecordBatch], options: SinkOptions, plan: RowPlan, task_id: TaskId
 ) -> tuple[Written, Prepared]:
@@ -196,13 +215,19 @@ def write_exactly_once(
         count=0,
     )
     txn_log = TxnLog(task.client, strict_ack=options.strict_ack, outage_s=options.outage_timeout_s)
-    status = portal.call(txn_log.read_status(task_id.sink, task_id.batch)).status
-    if status.abandoned:
-        raise AbandonedError(task_id.sink, task_id.batch)
-    if status.decision is not None:
+    view = portal.call(txn_log.read_status(task_id.sink, task_id.batch))
+    # A stamp has the number of the partition, which may differ when the rows are the same.
+    has_data = options.txn_id is not None and not options.stamp_id
+    data = Fingerprint() if has_data else None
+    if not admit(task_id.sink, task_id.batch, view):
+        # Spark expects the task to consume its rows.
+        if data is not None:
+            for rows in task.encoded(batches):
+                data.add(rows, options.topic)
         for _ in batches:
-            pass  # Spark expects the task to consume its rows
-        return Written(queues={}), msgspec.structs.replace(prepared, already=True)
+            pass
+        prepared = msgspec.structs.replace(prepared, already=True, data=data and data.value)
+        return Written(queues={}), prepared
 
     def refused(row: Row, reason: str) -> None:
         task.bad.reject(row.position, row.body, reason)
@@ -212,9 +237,12 @@ def write_exactly_once(
 
     with open_sender(portal, make) as sender:
         for rows in task.encoded(batches):
+            if data is not None:
+                data.add(rows, options.topic)
             for part in _together(_portions(task, rows, task.queues(rows)), _TOGETHER):
                 portal.call(sender.put_all(part))
         prepared = portal.call(sender.finish(txn_log))
+    prepared = msgspec.structs.replace(prepared, data=data and data.value)
     written = Written(
         count=prepared.count, size=sender.size, retries=sender.retries, bad=task.bad.count,
         queues={},

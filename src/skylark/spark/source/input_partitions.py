@@ -6,7 +6,7 @@ partition; there is no order between partitions.
 
 Ranges are cut twice. ``maxRecordsPerPartition`` limits the size of each; then, if there are still
 fewer than ``minPartitions``, large ones are cut in proportion to their size, as Spark does for
-Kafka.
+Kafka. After that, small ones are put together (:mod:`skylark.spark.source.range_packing`).
 
 :class:`StoreFinder` decides for which brokers tasks may read files instead of pulling. With
 ``storePath`` it is that folder; otherwise, with ``readMode=auto``, the driver asks brokers at an

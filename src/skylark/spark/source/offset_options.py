@@ -5,6 +5,8 @@
 ``-10m``, ``-2h``, ``-1d``                     a time before the start of the query
 ``startingTimestamp``                          a time
 ``{"T": {"broker-a": {"0": 23, "1": -1}}}``    offsets; -2 earliest, -1 latest, -3 group
+``{"T": {"0": 23, "1": -1}}``                  the same as Spark's Kafka source has it, for topics
+                                               on one broker
 =============================================  ===================================================
 
 A start time means the first message that was stored at that time or later; an end time means
@@ -27,6 +29,10 @@ from skylark.wire.bodies.common_body import MessageQueue
 
 _RELATIVE: Final = re.compile(r"-\s*(\d+\s*[a-z]+)", re.IGNORECASE)
 _QUEUES: Final = re.compile(r"([^:,\s]+):(\d{1,6})(?:-(\d{1,6}))?")
+
+
+#: The broker in offsets that name none.
+ANY_BROKER: Final = ""
 
 
 class Named(Enum):
@@ -84,11 +90,25 @@ def ending_position(text: str) -> Position:
 
 def _offsets(text: str, *, least: int) -> dict[MessageQueue, int | Named]:
     try:
-        found = queue_offsets(msgspec.json.decode(text), least)
+        tree = msgspec.json.decode(text)
+        if isinstance(tree, dict):
+            tree = {topic: _with_broker(offsets) for topic, offsets in tree.items()}
+        found = queue_offsets(tree, least)
     except (msgspec.DecodeError, ValueError):
         wrong = f"it must be JSON like {_SYNTAX}, with offsets from {least}"
         raise ValueError(wrong) from None
     return {queue: value if value >= 0 else Named(value) for queue, value in found.items()}
+
+
+def _with_broker(offsets: object) -> object:
+    """Kafka has no brokers between topics and queues: :data:`ANY_BROKER` stands for the one."""
+    if (
+        isinstance(offsets, dict)
+        and offsets
+        and all(type(each) is int for each in offsets.values())
+    ):
+        return {ANY_BROKER: offsets}
+    return offsets
 
 
 def assigned_queues(text: str) -> frozenset[MessageQueue]:

@@ -8,8 +8,8 @@ its broker is unreachable, or it is unwanted   keep its offset, read nothing
 its topic has fewer readable queues now        the same
 its offset is before the first message         messages have expired: an error, or continue at the
                                                first message (``failOnDataLoss=false``)
-its offset is beyond the end                   the topic was recreated: an error, or restart at the
-                                               first message
+its offset, or that of its identity, is        the topic was recreated: an error, or restart at the
+beyond the end, or its identity is another     first message
 it is new to the stream                        add it at its start; the next batch reads it
 everything else                                backlog: the messages up to the end
 =============================================  ====================================================
@@ -24,7 +24,7 @@ before it is read, and a batch that is repeated after a crash has the same rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -32,6 +32,7 @@ import msgspec
 from skylark.spark.errors import first_available, queue_name, queue_recreated
 from skylark.spark.source.offset_options import Named
 from skylark.spark.source.queue_bounds import Bounds, ClusterSnapshot
+from skylark.spark.source.stream_offset import QueueIdentity, StreamOffset
 from skylark.wire.bodies.common_body import MessageQueue
 
 logger = logging.getLogger(__name__)
@@ -59,10 +60,11 @@ def plan_batch(
     fail_on_data_loss: bool,
     start_default: Named,
     target: Mapping[MessageQueue, int] | None = None,
+    recreated: Collection[MessageQueue] = (),
 ) -> BatchPlan:
     """Plan a batch from ``start``; ``target`` has the end offsets of an ``availableNow`` run.
 
-    Raises DataLossError.
+    ``recreated`` are queues whose identity is another one now. Raises DataLossError.
     """
     positions: dict[MessageQueue, int] = {}
     backlogs: dict[MessageQueue, int] = {}
@@ -73,9 +75,10 @@ def plan_batch(
             continue
         if bounds.high < wanted and queue.broker_name in snapshot.slave_only:
             continue
-        if bounds.high < wanted:
+        if bounds.high < wanted or queue in recreated:
             positions[queue] = _set_back(queue, wanted, bounds, fail=fail_on_data_loss)
-            continue
+            if positions[queue] != wanted:
+                continue
         first = first_available(queue, wanted, bounds.low, fail=fail_on_data_loss)
         last = bounds.high if target is None else min(bounds.high, target.get(queue, wanted))
         positions[queue] = first
@@ -92,13 +95,35 @@ def _set_back(queue: MessageQueue, wanted: int, bounds: Bounds, *, fail: bool) -
     if fail:
         raise queue_recreated(queue, wanted, bounds.high)
     logger.warning(
-        "reading %s again from its first offset %d: it ends at %d, before the offset %d",
+        "reading %s again from its first offset %d: it was recreated, or its broker has lost"
+        " messages; it ends at %d, and %d is wanted",
         queue_name(queue),
         bounds.low,
         bounds.high,
         wanted,
     )
     return bounds.low
+
+
+def new_identities(
+    begin: StreamOffset,
+    end: Mapping[MessageQueue, int],
+    snapshot: ClusterSnapshot,
+    unchecked: Collection[MessageQueue] = (),
+) -> dict[MessageQueue, QueueIdentity]:
+    """The identities that belong to the end of a batch: those of queues that moved are new.
+
+    ``unchecked`` queues keep theirs: a new one would hide that they were recreated.
+    """
+    found: dict[MessageQueue, QueueIdentity] = {}
+    for queue, offset in end.items():
+        bounds, known = snapshot.bounds.get(queue), begin.identities.get(queue)
+        moved = known is None or (offset != begin.queues.get(queue) and queue not in unchecked)
+        if moved and bounds is not None and bounds.time_ms > 0 and bounds.high > 0:
+            known = QueueIdentity(bounds.high, bounds.time_ms)
+        if known is not None:
+            found[queue] = known
+    return found
 
 
 # ---- limits --------------------------------------------------------------------------------------

@@ -20,18 +20,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
 from skylark.admin.admin_session import Session
 from skylark.client.arrow.arrow_reader import ArrowDecoder, read_range
 from skylark.client.consumer.range_reader import Find, RangeTerms, fixed_address, pull_range
 from skylark.client.core.route_cache import make_route
 from skylark.client.errors import MissingError
 from skylark.core.errors import SkylarkError, TransportError
-from skylark.spark.arrow_batches import cut_batch
+from skylark.spark.arrow_batches import cut_batch, merge_batches
 from skylark.spark.cluster_client import Cluster, shared_cluster
 from skylark.spark.errors import log_missing, messages_expired
 from skylark.spark.outages import OutageDisplay, is_outage
+from skylark.spark.source.derived_columns import DerivedColumns
 from skylark.spark.source.input_partitions import QueueRange
 from skylark.spark.source.queue_bounds import choose_address
+from skylark.spark.source.range_packing import QueueRanges
 from skylark.spark.source.source_options import SourceOptions
 from skylark.spark.source.store_file_reader import StoreReader, UnusableFilesError
 
@@ -44,11 +49,29 @@ _warned_stores: Final[set[str | None]] = set()  # a warning was logged that thes
 
 
 def read_partition(
-    partition: QueueRange, options: SourceOptions, columns: Sequence[str]
+    partition: InputPartition,
+    options: SourceOptions,
+    columns: Sequence[str],
+    value_type: StructType | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of a range; raises SkylarkError, DataLossError for messages that are gone."""
-    for batch in _Reader(partition, options, columns).batches():
-        yield from cut_batch(batch)
+    """The messages of a partition; none if it is not of this source.
+
+    Raises SkylarkError, DataLossError for messages that are gone, BadRecordError.
+    """
+    derived = DerivedColumns(options, columns, value_type)
+    batches = _messages(partition, options, derived.base)
+    return derived.make(batches) if derived.is_needed else batches
+
+
+def _messages(
+    partition: InputPartition, options: SourceOptions, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    if isinstance(partition, QueueRanges):
+        readers = (_Reader(part, options, columns) for part in partition.ranges)
+        yield from merge_batches(batch for reader in readers for batch in reader.batches())
+    elif isinstance(partition, QueueRange):
+        for batch in _Reader(partition, options, columns).batches():
+            yield from cut_batch(batch)
 
 
 class _Reader:

@@ -61,6 +61,7 @@ class Bounds(msgspec.Struct, frozen=True, gc=False):
 
     low: int
     high: int
+    time_ms: int = 0  #: when the last message was stored; 0: unknown
 
 
 class ClusterSnapshot(msgspec.Struct, kw_only=True):
@@ -309,7 +310,9 @@ class ClusterInspector:
             for queue, ends in table.items():
                 mine = session.unwrap_queue(queue)
                 if mine in queues:
-                    bounds[mine] = Bounds(ends.min_offset, ends.max_offset)
+                    bounds[mine] = Bounds(
+                        ends.min_offset, ends.max_offset, ends.last_update_timestamp
+                    )
         for queue in sorted(queues - bounds.keys()):
             wrapped = session.namespace.wrap_queue(queue)
             low = await session.calls.min_offset(address, wrapped)

@@ -4,6 +4,10 @@
 match the schema exactly, and nullable is Spark's default. Users select columns by the option
 ``columns`` or by a schema, because Spark does not tell a Python source which columns a query uses.
 A schema may have any of the columns in any order, with the types below.
+
+With ``valueFormat`` there are two more columns, ``value`` with the decoded body and
+``_corrupt_record``; with the options of Spark's Kafka source its columns come first
+(:mod:`skylark.spark.source.derived_columns`).
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     DataType,
     IntegerType,
@@ -54,22 +59,61 @@ ALL_TYPES: Final[dict[str, DataType]] = DEFAULT_TYPES | {
 }
 
 
-def source_schema(columns: Sequence[str] | None = None) -> StructType:
-    """The schema with these columns, or the default ones; raises ConfigError."""
-    names = list(DEFAULT_TYPES) if columns is None else list(columns)
-    if unknown := [name for name in names if name not in ALL_TYPES]:
+VALUE: Final = "value"
+CORRUPT: Final = "_corrupt_record"
+#: The columns of Spark's Kafka source, in its order; ``topic`` is one of ours.
+KAFKA_TYPES: Final[dict[str, DataType]] = {
+    "key": BinaryType(),
+    VALUE: BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": ArrayType(
+        StructType([StructField("key", StringType()), StructField(VALUE, BinaryType())])
+    ),
+}
+
+
+def source_schema(
+    columns: Sequence[str] | None = None,
+    *,
+    value: DataType | None = None,
+    is_kafka: bool = False,
+    with_corrupt: bool = True,
+) -> StructType:
+    """The schema with these columns, or the default ones; raises ConfigError.
+
+    ``value`` is the type of decoded bodies; ``is_kafka``: the options are those of Spark's Kafka
+    source, so that its columns come first; ``with_corrupt``: bad records are rows.
+    """
+    types = _types(value)
+    names = list(DEFAULT_TYPES)
+    if is_kafka:
+        names = [*(name for name in KAFKA_TYPES if name != "headers"), *names]
+    if value is not None:
+        names += [VALUE, CORRUPT] if with_corrupt else [VALUE]
+    names = list(dict.fromkeys(names)) if columns is None else list(columns)
+    if unknown := [name for name in names if name not in types]:
         raise _no_columns(unknown)
-    return StructType([StructField(name, ALL_TYPES[name]) for name in names])
+    return StructType([StructField(name, types[name]) for name in names])
 
 
-def schema_columns(schema: StructType) -> tuple[str, ...]:
-    """The columns of a user's schema, in its order; raises ConfigError."""
-    if unknown := [field.name for field in schema if field.name not in ALL_TYPES]:
+def schema_columns(schema: StructType, *, decodes: bool = False) -> tuple[str, ...]:
+    """The columns of a user's schema, in its order; raises ConfigError.
+
+    ``decodes``: bodies are decoded, and the column ``value`` may be any struct.
+    """
+    types = _types(schema[VALUE].dataType if decodes and VALUE in schema.names else None)
+    if unknown := [field.name for field in schema if field.name not in types]:
         raise _no_columns(unknown)
     if not len(schema) or len(set(schema.names)) != len(schema):
         raise ConfigError("the schema must have columns, each once", hint=_column_hint())
     for field in schema:
-        wanted = ALL_TYPES[field.name]
+        wanted = types[field.name]
+        if decodes and field.name == VALUE and not isinstance(field.dataType, StructType):
+            wanted = StructType()
         if field.dataType != wanted or not field.nullable:
             nullable = "" if field.nullable else " not null"
             raise ConfigError(
@@ -78,6 +122,12 @@ def schema_columns(schema: StructType) -> tuple[str, ...]:
                 hint="read it as it is, and cast it in the query",
             )
     return tuple(schema.names)
+
+
+def _types(value: DataType | None) -> dict[str, DataType]:
+    """The types of all columns; ``value`` is that of decoded bodies."""
+    types = KAFKA_TYPES | ALL_TYPES
+    return types if value is None else types | {VALUE: value, CORRUPT: StringType()}
 
 
 def _no_columns(unknown: Sequence[str]) -> ConfigError:

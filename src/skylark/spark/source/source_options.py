@@ -13,6 +13,9 @@ accepted as well:
 ``includeHeaders``             ignored: properties are a column
 =============================  ================================================
 
+With ``kafka.bootstrap.servers`` the columns of that source are there as well, and offsets may be
+in its form, ``{"T": {"0": 23}}``, for topics on one broker.
+
 All others have the same names there. An option of batches in a stream (or the reverse) is an error
 if it would change what is read (``endingOffsets`` in a stream), and is ignored if it would only
 limit the rate (``maxOffsetsPerTrigger`` in a batch).
@@ -25,6 +28,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -67,6 +71,7 @@ PULL_BATCH_SIZE: Final = 65_536
 #: Larger replies exceed the processor caches and are decoded more slowly.
 PULL_SIZE: Final = 2 * 1024 * 1024
 FETCH_RETRY_MS: Final = 200
+_PATH_LENGTH_MAX: Final = 1024
 
 
 _topic: Final = valid_name(topic_problem)
@@ -100,6 +105,17 @@ def _scan(text: str) -> str:
     return "queue"
 
 
+def _schema_content(text: str) -> bytes:
+    """A schema as text, or the content of a file, which tasks then need not find."""
+    if not text:
+        raise ValueError("it must be a schema, or the path of a file with one")
+    if "\n" not in text and len(text) < _PATH_LENGTH_MAX and Path(text).is_file():
+        return Path(text).read_bytes()
+    if "/" in text and not any(sign in text for sign in "{<, "):
+        raise ValueError("there is no such file, and it is no schema")
+    return text.encode()
+
+
 _POSITIVE: Final = whole(1)
 
 OPTIONS: Final = (
@@ -124,6 +140,7 @@ OPTIONS: Final = (
     Option("minOffsetsPerTrigger", _POSITIVE, field="offsets_per_trigger_min"),
     Option("maxTriggerDelay", duration_ms, field="trigger_delay_max_ms"),
     Option("minPartitions", whole(1, 1_000_000), field="partitions_min"),
+    Option("maxPartitions", whole(1, 1_000_000), field="partitions_max"),
     Option("maxRecordsPerPartition", _POSITIVE, field="records_per_partition_max"),
     Option("failOnDataLoss", boolean, field="fail_on_data_loss"),
     Option("brokerDownGraceMs", duration_ms, field="broker_down_grace_ms"),
@@ -141,7 +158,16 @@ OPTIONS: Final = (
     Option("fetchOffset.numRetries", whole(0, 1000), field="fetch_retries"),
     Option("fetchOffset.retryIntervalMs", duration_ms, field="fetch_retry_ms"),
     Option("outageTimeout", duration_ms, field="outage_timeout_ms"),
-)
+    Option("valueFormat", one_of("json", "avro", "protobuf"), ("value_format",),
+           field="value_format"),
+    Option("valueSchema", _schema_content, ("value_schema",), field="value_schema"),
+    Option("valueMessage", text_of("the name of a message"), ("value_message",),
+           field="value_message"),
+    Option("schemaRegistry", text_of("the URL of a registry"),
+           ("schema_registry", "schema.registry.url"), field="schema_registry"),
+    Option("mode", one_of("permissive", "dropmalformed", "failfast"), field="bad_record_mode"),
+    Option("badRecordsTopic", _topic, ("bad_records",), field="bad_records_topic"),
+)  # fmt: skip
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
 
 
@@ -180,6 +206,13 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     fetch_retries: int = 5
     fetch_retry_ms: int = FETCH_RETRY_MS
     outage_timeout_ms: int = OUTAGE_TIMEOUT_MS
+    partitions_max: int | None = None
+    value_format: str | None = None
+    value_schema: bytes | None = None
+    value_message: str | None = None
+    schema_registry: str | None = None
+    bad_record_mode: str = "permissive"
+    bad_records_topic: str | None = None
 
     @property
     def fetch_patience_s(self) -> float:
@@ -221,6 +254,9 @@ def source_options(
     high = values.get("maxOffsetsPerTrigger")
     if low is not None and high is not None and low > high:
         raise ConfigError(f"minOffsetsPerTrigger={low} is more than maxOffsetsPerTrigger={high}")
+    low, high = values.get("minPartitions"), values.get("maxPartitions")
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"minPartitions={low} is more than maxPartitions={high}")
     if "outageTimeout" not in values and "fetchOffset.numRetries" in values:
         retry_ms = values.get("fetchOffset.retryIntervalMs", FETCH_RETRY_MS)
         values["outageTimeout"] = values["fetchOffset.numRetries"] * retry_ms
@@ -243,8 +279,25 @@ def _check_together(values: Mapping[str, Any]) -> None:
             "readMode=file needs the folder of the broker's store",
             hint="give storePath, or use readMode=auto, which asks brokers on this machine",
         )
+    _check_value(values)
     if "sql92" in values and values.get("readMode") == "file":
         raise ConfigError("conditions in SQL are for brokers to evaluate", hint="use readMode=pull")
+
+
+def _check_value(values: Mapping[str, Any]) -> None:
+    """The options about decoding belong to ``valueFormat``."""
+    if "valueFormat" not in values:
+        for name in ("valueSchema", "valueMessage", "schemaRegistry", "mode", "badRecordsTopic"):
+            if name in values:
+                raise ConfigError(
+                    f"option {name} is about decoding, and no valueFormat is given",
+                    hint="give valueFormat=json, avro or protobuf",
+                )
+    elif values.get("mode") == "failfast" and "badRecordsTopic" in values:
+        raise ConfigError(
+            "mode=failfast and badRecordsTopic exclude each other",
+            hint="mode=dropmalformed sends bad records to the topic and goes on",
+        )
 
 
 def _chosen_topics(values: Mapping[str, Any]) -> dict[str, Any]:

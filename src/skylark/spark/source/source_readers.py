@@ -42,6 +42,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import StructType
 
 from skylark.admin.admin_session import Session
 from skylark.core.errors import (
@@ -54,8 +55,14 @@ from skylark.core.errors import (
 )
 from skylark.spark.cluster_client import Cluster, shared_cluster
 from skylark.spark.errors import queues_withdrawn
-from skylark.spark.source.input_partitions import QueueRange, StoreFinder, plan_partitions
-from skylark.spark.source.offset_planning import BatchPlan, plan_batch, split_bytes, split_limit
+from skylark.spark.source.input_partitions import StoreFinder, plan_partitions
+from skylark.spark.source.offset_planning import (
+    BatchPlan,
+    new_identities,
+    plan_batch,
+    split_bytes,
+    split_limit,
+)
 from skylark.spark.source.partition_reader import read_partition
 from skylark.spark.source.queue_bounds import (
     ClusterInspector,
@@ -63,6 +70,8 @@ from skylark.spark.source.queue_bounds import (
     ask_cluster,
     choose_address,
 )
+from skylark.spark.source.queue_identity import IdentityChecker
+from skylark.spark.source.range_packing import RangePacker
 from skylark.spark.source.source_options import SourceOptions
 from skylark.spark.source.start_offsets import SAMPLE_COUNT, OffsetResolver, sample
 from skylark.spark.source.stream_offset import StreamOffset, decode_offset, encode_offset
@@ -81,15 +90,25 @@ IDLE_POLL_MAX_S: Final = 2.0
 class BatchReader(DataSourceReader):
     """Reads a topic from its starting to its ending offsets; called by Spark."""
 
-    def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
+    _value_type: StructType | None = None  # pickles of earlier versions have none
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        columns: Sequence[str],
+        value_type: StructType | None = None,
+    ) -> None:
+        """``value_type``: of decoded bodies."""
         self._options = options
         self._columns = tuple(columns)
+        if value_type is not None:
+            self._value_type = value_type
 
     def partitions(self) -> Sequence[InputPartition]:
         """The ranges to read, by the offsets that brokers report now; raises SkylarkError."""
         return ask_cluster(self._options, self._plan)
 
-    async def _plan(self, session: Session) -> list[QueueRange]:
+    async def _plan(self, session: Session) -> Sequence[InputPartition]:
         inspector = ClusterInspector(session, self._options)
         snapshot = await inspector.first_snapshot()
         resolver = OffsetResolver(session, self._options, snapshot)
@@ -97,21 +116,27 @@ class BatchReader(DataSourceReader):
         end = await resolver.end(start)
         ranges = {queue: (start[queue], end[queue]) for queue in start}
         finder = StoreFinder(session, self._options)
-        return await plan_partitions(session, self._options, finder, snapshot.addresses, ranges)
+        parts = await plan_partitions(session, self._options, finder, snapshot.addresses, ranges)
+        return await RangePacker(session, self._options).pack(parts)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in tasks. Without partitions Spark calls it with one that is not a QueueRange."""
-        if not isinstance(partition, QueueRange):
-            return iter(())
-        return read_partition(partition, self._options, self._columns)
+        """Runs in tasks. Without partitions Spark calls it with one that is not ours."""
+        return read_partition(partition, self._options, self._columns, self._value_type)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches in the driver and reads partitions in tasks; called by Spark."""
 
-    def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
+    def __init__(
+        self,
+        options: SourceOptions,
+        columns: Sequence[str],
+        value_type: StructType | None = None,
+    ) -> None:
+        """``value_type``: of decoded bodies."""
         self._options = options
         self._columns = tuple(columns)
+        self._value_type = value_type
         self._initial: StreamOffset | None = None
         self._target: Mapping[MessageQueue, int] | None = None
         self._snapshot: ClusterSnapshot | None = None
@@ -124,7 +149,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Tasks get the options without the state of the driver."""
-        return type(self), (self._options, self._columns)
+        return type(self), (self._options, self._columns, self._value_type)
 
     # ---- the cluster, opened on first use --------------------------------------------------------
 
@@ -141,8 +166,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return GroupOffsetReporter(self._cluster.session, self._options.group)
 
     @cached_property
+    def _identities(self) -> IdentityChecker:
+        return IdentityChecker(self._cluster.session, self._options)
+
+    @cached_property
     def _stores(self) -> StoreFinder:
         return StoreFinder(self._cluster.session, self._options)
+
+    @cached_property
+    def _packer(self) -> RangePacker:
+        return RangePacker(self._cluster.session, self._options)
 
     def _now(self) -> float:
         return self._cluster.session.clock.monotonic()
@@ -190,12 +223,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check_health(begin, snapshot)
         if not begin.fresh:
             self._report_progress(begin, snapshot)
+        checked = self._cluster.run(self._identities.check(begin, snapshot))
         plan = plan_batch(
             begin.queues,
             snapshot,
             fail_on_data_loss=self._options.fail_on_data_loss,
             start_default=self._options.start_default,
             target=self._target,
+            recreated=checked.recreated,
         )
         end = plan.end(self._apply_limits(plan, snapshot, limit))
         if end == begin.queues:
@@ -206,7 +241,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._idle_until = None
         self._batch_count += 1
         self._moved_at = self._now()
-        return encode_offset(StreamOffset(end, first_start=begin.queues if begin.fresh else None))
+        return encode_offset(
+            StreamOffset(
+                end,
+                first_start=begin.queues if begin.fresh else None,
+                identities=new_identities(begin, end, snapshot, checked.unchecked),
+            )
+        )
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The ends of all queues in the last snapshot, for Spark's progress report."""
@@ -238,17 +279,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if unreadable := snapshot.unreadable & ranges.keys():
             # The checkpoint has planned these messages: leaving them out would lose them.
             raise queues_withdrawn(unreadable, is_planned=True)
-        return self._cluster.run(
-            plan_partitions(
-                self._cluster.session, self._options, self._stores, snapshot.addresses, ranges
+        session, options = self._cluster.session, self._options
+
+        async def plan() -> Sequence[InputPartition]:
+            parts = await plan_partitions(
+                session, options, self._stores, snapshot.addresses, ranges
             )
-        )
+            return await self._packer.pack(parts)
+
+        return self._cluster.run(plan())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in tasks. Without partitions Spark calls it with one that is not a QueueRange."""
-        if not isinstance(partition, QueueRange):
-            return iter(())
-        return read_partition(partition, self._options, self._columns)
+        """Runs in tasks. Without partitions Spark calls it with one that is not ours."""
+        return read_partition(partition, self._options, self._columns, self._value_type)
 
     def commit(self, end: dict[str, Any]) -> None:
         """A batch is complete; :meth:`latestOffset` reports the last one."""

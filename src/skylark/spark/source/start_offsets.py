@@ -19,7 +19,7 @@ from skylark.client.arrow.record_rows import rows_of
 from skylark.client.consumer.range_reader import RangeTerms, fixed_address, pull_range
 from skylark.core.errors import ConfigError
 from skylark.spark.errors import first_available, queue_name
-from skylark.spark.source.offset_options import Ago, At, Named, Offsets, Position
+from skylark.spark.source.offset_options import ANY_BROKER, Ago, At, Named, Offsets, Position
 from skylark.spark.source.queue_bounds import Bounds, ClusterSnapshot
 from skylark.spark.source.source_options import SourceOptions
 from skylark.wire.bodies.common_body import MessageQueue
@@ -75,6 +75,7 @@ class OffsetResolver:
     ) -> dict[MessageQueue, int]:
         bounds = self._snapshot.bounds
         if isinstance(position, Offsets):
+            position = self._with_brokers(position)
             self._check_known(position)
         if isinstance(position, Ago):
             position = At(self._session.clock.now_ms() - position.duration_ms)
@@ -83,6 +84,27 @@ class OffsetResolver:
             *(self._offset(queue, position, default, is_end=is_end) for queue in queues)
         )
         return dict(zip(queues, offsets, strict=True))
+
+    def _with_brokers(self, position: Offsets) -> Offsets:
+        """Put the brokers into offsets that name none, as in Kafka; raises ConfigError."""
+        found: dict[MessageQueue, int | Named] = {}
+        for queue, offset in position.by_queue.items():
+            if queue.broker_name == ANY_BROKER:
+                brokers = {
+                    other.broker_name
+                    for other in self._snapshot.bounds
+                    if other.topic == queue.topic
+                }
+                if len(brokers) > 1:
+                    broker = min(brokers)
+                    raise ConfigError(
+                        f"topic {queue.topic} is on {len(brokers)} brokers, and the offsets name"
+                        " none",
+                        hint=f'write {{"{queue.topic}": {{"{broker}": {{"0": 23}}}}}}',
+                    )
+                queue = msgspec.structs.replace(queue, broker_name=min(brokers, default=""))
+            found[queue] = offset
+        return Offsets(found)
 
     def _check_known(self, position: Offsets) -> None:
         known = self._snapshot.bounds

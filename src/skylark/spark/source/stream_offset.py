@@ -4,6 +4,14 @@
 
     {"v": 1, "q": {"<topic>": {"<broker>": {"<queue id>": <next offset>}}}}
 
+A third key, ``"i"``, has an identity of each queue, by which the source notices that a topic was
+deleted and created again: an offset and the time at which the message before it was stored::
+
+    "i": {"<topic>": {"<broker>": {"<queue id>": [<offset>, <milliseconds since 1970>]}}}
+
+It changes only together with the offset of its queue. Checkpoints of earlier versions have none,
+and these ignore it.
+
 Spark compares offsets as text. So keys have a fixed order (queue ids by number), and nothing in
 the JSON changes without new messages. Two further keys are for the first batch:
 
@@ -20,16 +28,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from skylark.core.errors import ConfigError
 from skylark.wire.bodies.common_body import MessageQueue
 
+T = TypeVar("T")
+
 VERSION: Final = 1
 #: Topic -> broker -> queue id -> offset.
 QueueTree: TypeAlias = dict[str, dict[str, dict[str, int]]]
+
+
+IdentityTree: TypeAlias = dict[str, dict[str, dict[str, tuple[int, int]]]]
+
+
+class QueueIdentity(msgspec.Struct, frozen=True, gc=False):
+    """A queue had a message just before ``offset``, which was stored at ``time_ms``."""
+
+    offset: int
+    time_ms: int
 
 
 class StreamOffset(msgspec.Struct, frozen=True):
@@ -38,6 +58,7 @@ class StreamOffset(msgspec.Struct, frozen=True):
     queues: Mapping[MessageQueue, int]
     first_start: Mapping[MessageQueue, int] | None = None
     fresh: bool = False
+    identities: Mapping[MessageQueue, QueueIdentity] = msgspec.field(default_factory=dict)
 
     @property
     def topics(self) -> set[str]:
@@ -51,6 +72,9 @@ def encode_offset(offset: StreamOffset) -> dict[str, Any]:
         found["s"] = queue_tree(offset.first_start)
     if offset.fresh:
         found["fresh"] = True
+    if offset.identities:
+        pairs = {queue: [each.offset, each.time_ms] for queue, each in offset.identities.items()}
+        found["i"] = queue_tree(pairs)
     return found
 
 
@@ -68,14 +92,15 @@ def decode_offset(given: Any) -> StreamOffset:
             queues=queue_offsets(given.get("q")),
             first_start=queue_offsets(given["s"]) if "s" in given else None,
             fresh=given.get("fresh") is True,
+            identities=_identities(given["i"]) if "i" in given else {},
         )
     except ValueError:
         raise _unreadable(given) from None
 
 
-def queue_tree(queues: Mapping[MessageQueue, int]) -> QueueTree:
-    """Offsets of queues as JSON has them, in a fixed order."""
-    tree: QueueTree = {}
+def queue_tree(queues: Mapping[MessageQueue, T]) -> dict[str, dict[str, dict[str, T]]]:
+    """Values of queues, such as offsets, as JSON has them, in a fixed order."""
+    tree: dict[str, dict[str, dict[str, T]]] = {}
     for queue in sorted(queues):
         brokers = tree.setdefault(queue.topic, {})
         brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = queues[queue]
@@ -84,18 +109,29 @@ def queue_tree(queues: Mapping[MessageQueue, int]) -> QueueTree:
 
 def queue_offsets(tree: Any, least: int = 0) -> dict[MessageQueue, int]:
     """The inverse of :func:`queue_tree`; raises ValueError, also for offsets below ``least``."""
+    found = _by_queue(tree, QueueTree)
+    if any(offset < least for offset in found.values()):
+        raise ValueError(f"an offset is below {least}")
+    return found
+
+
+def _identities(tree: Any) -> dict[MessageQueue, QueueIdentity]:
+    return {queue: QueueIdentity(*pair) for queue, pair in _by_queue(tree, IdentityTree).items()}
+
+
+def _by_queue(tree: Any, kind: Any) -> dict[MessageQueue, Any]:
     try:
-        checked = msgspec.convert(tree, QueueTree)
+        checked = msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None
     found = {}
     for topic, brokers in checked.items():
-        for broker, offsets in brokers.items():
-            for queue_id, offset in offsets.items():
-                if not re.fullmatch(r"\d{1,9}", queue_id) or offset < least:
-                    raise ValueError(f"{queue_id}: {offset}")
+        for broker, values in brokers.items():
+            for queue_id, value in values.items():
+                if not re.fullmatch(r"\d{1,9}", queue_id):
+                    raise ValueError(f"{queue_id} is no queue")
                 queue = MessageQueue(topic=topic, broker_name=broker, queue_id=int(queue_id))
-                found[queue] = offset
+                found[queue] = value
     return found
 
 

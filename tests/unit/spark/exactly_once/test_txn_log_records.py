@@ -95,15 +95,15 @@ def walk(log: list[BatchRecord | None], batch: int, window: int) -> tuple[BatchS
             part = [batch_record for batch_record in log[low:high] if batch_record is not None]
             low, high = walking.send(part)
     except StopIteration as stop:
-        status: BatchStatus = stop.value
-    return status, read
+        found: list[BatchRecord] = stop.value
+    return status_of(found, batch), read
 
 
 def test_a_walk_ends_where_the_batch_cannot_have_been_decided() -> None:
     log: list[BatchRecord | None] = [None] * 1_000
     log += [decision(6, seen=1_000), done(6), None, None]
     status, read = walk(log, 7, window=2)
-    assert status == BatchStatus()
+    assert status == BatchStatus(before=6)
     assert read < 20
     status, read = walk(log, 6, window=2)
     assert status.decision is not None
@@ -132,6 +132,7 @@ def test_a_walk_finds_what_reading_everything_finds(window: int, gaps: list[int]
     for batch in range(len(gaps) + 1):
         status, _ = walk(log, batch, window)
         assert status == status_of(batch_records, batch)
+        assert status.before == batch - 1
 
 
 def test_identities() -> None:

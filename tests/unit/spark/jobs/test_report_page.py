@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import sys
 from html.parser import HTMLParser
+from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from skylark.core.errors import ConfigError
-from skylark.spark.jobs.report_charts import panels, png_chart, printable, svg_charts
+from skylark.spark.jobs.report_charts import (
+    figures,
+    panels,
+    png_chart,
+    printable,
+    svg_charts,
+)
 from skylark.spark.jobs.report_page import html_page
 from skylark.spark.jobs.topic_report import (
     GroupLag,
@@ -117,6 +126,29 @@ def test_every_chart_has_a_title_and_names_its_axes() -> None:
         assert "broker-2 0" in charts["queues"]
         if group:
             assert "Lag of readers" in charts["lag"]
+
+
+@pytest.mark.parametrize("length_s", [1, 60, 3_600, 9 * 86_400, 700 * 86_400])
+@pytest.mark.parametrize("latency", [2, 10])
+def test_labels_do_not_overlap(length_s: int, latency: int) -> None:
+    spans = tuple(
+        Span(start_ms=START_MS + n * length_s * 50, rows=5 + n, size=1_000 * n + 1, unread=n,
+             latency_p50_ms=n, latency_p95_ms=n * 2, latency_p99_ms=latency ** (n // 3))
+        for n in range(20)
+    )  # fmt: skip
+    found = msgspec.structs.replace(report(), spans=spans, width_s=max(1, length_s // 20))
+    for panel, figure in figures(found):
+        (axes,) = figure.axes
+        canvas: Any = FigureCanvasAgg(figure)
+        canvas.draw()
+        ink = canvas.get_renderer()
+        for axis in (axes.xaxis, axes.yaxis):
+            texts = [each for each in axis.get_ticklabels() if each.get_text()]
+            for one, other in pairwise([each.get_window_extent(ink) for each in texts]):
+                assert not one.overlaps(other), panel.name
+        others = [axes.xaxis.label, axes.xaxis.get_offset_text()]
+        boxes = [each.get_window_extent(ink) for each in others if each.get_text()]
+        assert len(boxes) < 2 or not boxes[0].overlaps(boxes[1]), panel.name
 
 
 def test_a_picture_holds_all_charts() -> None:

@@ -242,3 +242,19 @@ def test_restart_policies(tmp_path: Path) -> None:
         "12:35 restart.limit: it must be a whole number from 1 to 1000000",
         "12:38 restart has no key max: known are pause, limit",
     ]
+
+
+def test_expectations_and_bad_records(tmp_path: Path) -> None:
+    more = (
+        "10 seconds}\n    bad_records: Bad\n    expect: {amount: '> 0'}\n    on_violation: drop\n"
+    )
+    text = GOOD.replace("10 seconds}\n", more).replace(
+        "topic: orders, tags: PAID", "topic: orders, tags: PAID, valueFormat: json"
+    )
+    paid = read(tmp_path, text).pipelines[0]
+    assert (paid.expect, paid.on_violation) == ({"amount": "> 0"}, "drop")
+    assert paid.source.options.bad_records_topic == "Bad"
+    wrong = GOOD.replace("10 seconds}\n", "10 seconds}\n    on_violation: drop\n")
+    assert mistakes(tmp_path, wrong) == ["11:19 on_violation belongs to expect"]
+    wrong = GOOD.replace("10 seconds}\n", "10 seconds}\n    expect: {a: ' '}\n")
+    assert mistakes(tmp_path, wrong) == ['11:13 expect: a needs a condition such as "> 0"']

@@ -115,6 +115,8 @@ def test_how_long_a_stream_waits_for_name_servers(
 def test_a_batch_read_waits_too(cluster: FakeCluster) -> None:
     cluster.session = Away(60)
     options = source_options(
-        {"nameserver": "h:1", "topic": "T", "readmode": "pull"}, streaming=False, environ={}
+        {"nameserver": "h:1", "topic": "T", "readmode": "pull", "maxpartitions": "4"},
+        streaming=False,
+        environ={},
     )
     assert len(BatchReader(options, ["body"]).partitions()) == 4

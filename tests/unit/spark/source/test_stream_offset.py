@@ -7,7 +7,12 @@ import json
 import pytest
 
 from skylark.core.errors import ConfigError
-from skylark.spark.source.stream_offset import StreamOffset, decode_offset, encode_offset
+from skylark.spark.source.stream_offset import (
+    QueueIdentity,
+    StreamOffset,
+    decode_offset,
+    encode_offset,
+)
 from skylark.wire.bodies.common_body import MessageQueue
 
 
@@ -35,6 +40,13 @@ def test_marks_of_the_first_batch() -> None:
     assert decode_offset(encode_offset(fresh)) == fresh
 
 
+def test_identities_of_queues() -> None:
+    offset = StreamOffset({queue(0): 9, queue(10): 3}, identities={queue(10): QueueIdentity(4, 77)})
+    text = json.dumps(encode_offset(offset))
+    assert text.endswith(', "i": {"T": {"broker-a": {"10": [4, 77]}}}}')
+    assert decode_offset(json.loads(text)) == offset
+
+
 def test_a_newer_version_is_refused() -> None:
     with pytest.raises(ConfigError, match="offsets of version 2, this source knows 1"):
         decode_offset({"v": 2, "q": {}})
@@ -43,7 +55,7 @@ def test_a_newer_version_is_refused() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{}, {"v": 1}, {"v": 1, "q": 3}, {"v": 1, "q": {"T": {"b": {"x": 1}}}}, [], {"index": 3},
-     {"v": 1, "q": {"T": {"b": {"0": -1}}}}],
+     {"v": 1, "q": {"T": {"b": {"0": -1}}}}, {"v": 1, "q": {}, "i": {"T": {"b": {"0": 3}}}}],
 )  # fmt: skip
 def test_offsets_of_others_are_refused(wrong: object) -> None:
     with pytest.raises(ConfigError, match="an offset of another source"):

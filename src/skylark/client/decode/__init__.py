@@ -1,0 +1,1 @@
+"""Decoders of message bodies: text, hex, JSON, MessagePack, Avro, Protobuf."""
