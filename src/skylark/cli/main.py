@@ -79,7 +79,7 @@ COMMANDS: dict[str, LazyCommand] = {
     ),
     "txn": LazyCommand(
         "skylark.cli.txn_commands:command",
-        "List, abandon and repair batches of exactly-once Spark sinks.",
+        "List, abandon, settle and repair batches of exactly-once Spark sinks.",
     ),
     "up": LazyCommand("skylark.cli.up:command", "Run a name server and brokers on this machine."),
 }
