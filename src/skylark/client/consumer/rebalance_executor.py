@@ -271,15 +271,17 @@ class RebalanceExecutor:
             if not self.closed:
                 confirmed = held is False
                 await self._carry_out(self.rebalance.handed_over(queues, confirmed=confirmed))
-        self._instance.rebalance_soon()  # announces the new share
+        if not self.closed:
+            self._instance.rebalance_soon()  # announces the new share
 
     async def _holds(self, owner: str, queues: Collection[MessageQueue]) -> bool | None:
         """Whether a member still has an offset of one of these queues; None if that is unknown.
 
         The broker relays the question to the member, which removes an offset after it has saved it.
         """
-        link, queue = self._instance.control_link, next(iter(queues))
+        queue = next(iter(queues))
         try:
+            link = self._instance.control_link  # raises if the client is being stopped
             address = await link.lookup.master_of(queue)
             offsets = await link.calls.consumer_status(
                 address, self._group, queue.topic, owner, HANDOVER_TIMEOUT_S

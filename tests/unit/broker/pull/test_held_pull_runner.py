@@ -93,7 +93,8 @@ async def test_a_message_costs_the_same_beside_16_and_beside_10_000_idle_pulls()
             world.runner.arrived(Arrival("T", 3, 1, 0, 0, b""))
             woken = calls_of(world.runner._wake)
             rounds.append(woken + calls_of(lambda: world.hold(3)))  # noqa: B023 - called at once
-        costs[pulls] = rounds
+        # The least: the garbage collector may call finalizers in between.
+        costs[pulls] = min(rounds)
         await world.clock.drain()
     assert costs[16] == costs[1_000]
     # The heap of due times is deeper: its comparisons are in C and are not counted.
