@@ -102,8 +102,9 @@ bench: $(READY) ## measure: PART=<part> (compare, with Apache RocketMQ), ROWS=<p
 	$(call check_part,bench)
 	$(BIN)/python -m bench.$(PART) --rows '$(ROWS)' $(if $(BASE),--base '$(BASE)') $(ARGS)
 
-docs: reference ## build the documentation into site/, strictly: a dead link fails
+docs: reference ## build the documentation into site/ (installs Spark and the tools first); a dead link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html is ready; \`$(BIN)/python -m http.server -d site\` serves it"
 
 reference: $(READY) ## renew the pages and pictures of docs/ that are made by tools/
 	$(BIN)/python -m tools.reference

@@ -43,7 +43,7 @@ from __future__ import annotations
 import argparse
 import resource
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -90,6 +90,11 @@ SYNC_SESSION = "sync"
 FAILURES = (BenchError, ProcessError, SkylarkError, OSError)
 
 
+def settings_of(kind: str) -> Mapping[str, object]:
+    """Settings of the brokers in a session of this kind."""
+    return {"flushDiskType": "SYNC_FLUSH" if kind == SYNC_SESSION else "ASYNC_FLUSH"}
+
+
 class Run:
     """All samples of a run: those that a file had, and those that are measured."""
 
@@ -102,11 +107,14 @@ class Run:
         *,
         bench: str = BENCH,
         measure: Callable[[Session, Row, int], Sample] = measure,
+        settings: Callable[[str], Mapping[str, object]] = settings_of,
     ) -> None:
+        """``settings`` are those of the brokers, by the kind of the session."""
         self._timing = timing
         self._commit = commit
         self._ledger = ledger
         self._measure_row = measure
+        self._settings = settings
         #: Called with the name of a system and the number of messages that warmed it.
         self.on_warm: Callable[[str, int], None] = lambda _system, _count: None
         self._stamp = {
@@ -159,7 +167,7 @@ class Run:
         report: Callable[[Sample], None],
     ) -> None:
         settle_disk(self._timing.pause_s)
-        settings = {"flushDiskType": "SYNC_FLUSH" if kind == SYNC_SESSION else "ASYNC_FLUSH"}
+        settings = self._settings(kind)
         with (
             tempfile.TemporaryDirectory(
                 dir=Path.cwd(), prefix=".bench-compare-", ignore_cleanup_errors=True

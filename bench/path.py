@@ -33,6 +33,8 @@ What the rows do:
 ``send ..., 16 in a read``    16 requests in one write, then their replies
 ``batch of 32``               one request with 32 messages of 100 B
 ``pull of 32``                a pull of a push consumer, answered by 32 messages
+``pop 32 + acks``             a pop, answered by 32 messages, and 32 acks in one write; merging on.
+                              Not beside a base that has no pop
 ``send, wake and hold ...``   a message for a held pull: two replies, and the next pull is held
 ``half and commit ...``       a half message; its commit comes with the next half message
 ``..., 5.1.4``                the same by a client of that release; those without are of 5.5.0
@@ -78,6 +80,8 @@ PAIRS_MIN: Final = 6
 STOP_TIMEOUT_S: Final = 30.0
 #: A topic that every broker has from its start.
 FIRST_TOPIC: Final = "TBW102"
+#: Commits with this folder serve pops.
+POP_FOLDER: Final = "src/skylark/broker/pop"
 
 
 # ---- statistics ---------------------------------------------------------------------------------
@@ -319,6 +323,8 @@ def run(arguments: Sequence[str], *, stdout: TextIO) -> bool:
         raise BenchError(f"--pairs is at least {PAIRS_MIN} with a base, and 1 without")
     chosen = select(options.rows)
     base = checkout_base(options.base) if options.base else None
+    if base is not None and not (base.folder / POP_FOLDER).exists():
+        chosen = [row for row in chosen if row.kind != "pop"]
     source = ROOT / "src"
     compile_sources(source)
     facts = machine_facts()

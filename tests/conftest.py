@@ -47,9 +47,12 @@ class FolderTimes:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Background jobs of a shell start with SIGINT ignored, and so would all children of tests.
+    # Background jobs of a shell start with SIGINT ignored, those of nohup with SIGHUP ignored, and
+    # so would all children of tests.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     config.addinivalue_line(
         "markers",
         "serves(*codes): requests that this test of an item of the specification shows served;"

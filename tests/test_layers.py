@@ -108,6 +108,7 @@ FILES_ALSO_AT_TOP = {
     "skylark/wire/property_scan.py": _set("numpy"),
     # A function of a Spark pipeline, as a user writes it; loaded by the pipeline only.
     "skylark/demo/totals.py": _set("pyspark"),
+    "skylark/integrations/kombu.py": _set("kombu"),
     "skylark/integrations/taskiq_broker.py": _set("taskiq"),
 }
 FILES_ALSO_LAZILY = {
@@ -155,13 +156,20 @@ BROKER_FEATURES: dict[str, Feature] = {
         offers=_set("broker_stats stats_sampler store_stats"), uses=_set("topics groups")
     ),
     "overload": Feature(offers=_set("overload_guard"), uses=_set("groups stats")),
-    "pull": Feature(offers=_set("cold_reads"), uses=_set("topics groups stats")),
+    "pull": Feature(
+        offers=_set("cold_reads due_times held_request_runner waiter_index"),
+        uses=_set("topics groups stats"),
+    ),
     "send": Feature(
         offers=_set("message_policy message_writer own_copies put_outcome put_pipeline"),
         uses=_set("topics groups stats"),
     ),
     "transaction": Feature(uses=_set("topics groups stats send")),
     "delay": Feature(offers=_set("timer_service"), uses=_set("topics stats send")),
+    "pop": Feature(
+        offers=_set("in_flight order_pop pop_state revive_runner"),
+        uses=_set("topics groups stats pull send"),
+    ),
     "slave": Feature(uses=_set("topics groups")),
     "admin": Feature(uses=_set("topics groups stats delay overload pull")),
 }

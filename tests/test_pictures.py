@@ -1,4 +1,4 @@
-"""The pictures of the architecture page: they name files that exist, fit, and are in the site."""
+"""The pictures of the documentation: they name files that exist, fit, and are in the site."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tools.pictures.message_paths import PICTURES, SEND
 from tools.pictures.overviews import OVERVIEWS
 from tools.site_hooks import with_pictures
 
-PAGE = ROOT / "docs" / "design" / "architecture.md"
+PAGES = (ROOT / "docs" / "design" / "architecture.md",)
 SVG = "{http://www.w3.org/2000/svg}"
 # Wide fonts: what fits with these fits with others.
 FONTS = {
@@ -242,8 +242,9 @@ def test_texts_can_be_read_in_light_and_dark() -> None:
         assert contrast(colours["line"], colours["band"]) >= 3
 
 
-def test_the_page_shows_every_picture_with_its_alt_text() -> None:
-    shown = re.findall(r"!\[([^\]]*)\]\(pictures/([\w-]+)\.svg\)", PAGE.read_text())
+def test_pages_show_every_picture_with_its_alt_text() -> None:
+    pages = "".join(page.read_text() for page in PAGES)
+    shown = re.findall(r"!\[([^\]]*)\]\((?:\.\./design/)?pictures/([\w-]+)\.svg\)", pages)
     assert {name: " ".join(alt.split()) for alt, name in shown} == {
         picture.name: picture.alt for picture in PICTURES
     }

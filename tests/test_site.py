@@ -97,7 +97,9 @@ def test_the_pictures_are_elements_of_their_page(site: Path) -> None:
         "send", "held-pull", "consumed-message", "transaction",
     ]  # fmt: skip
     assert "data-md-color-scheme=slate] .skylark-picture" in page
-    assert "pictures/" not in page  # no image is left
+    assert re.search(r"<img[^>]*pictures/", page) is None  # no image is left
+    links = re.findall(r'<a href="\.\./pictures/([^"]+)\.svg"><svg', page)
+    assert links == ["send", "held-pull", "consumed-message", "transaction"]
     for picture in re.findall(r'<svg class="skylark-picture".*?</svg>', page, re.DOTALL):
         root = ElementTree.fromstring(picture)  # as it was written: nothing was taken for Markdown
         assert root.get("aria-label", "").startswith("The way of ")

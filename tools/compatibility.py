@@ -34,10 +34,7 @@ from typing import Final
 from skylark.broker.admin.refused_requests import REFUSED
 from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.codes import RequestCode
-from skylark.wire.command import Command
 from skylark.wire.rows.catalogue_row import Row
-from tests.golden.replay.comparison import DIFFERENCES, Difference, refused
-from tests.golden.replay.player import Exchange
 from tests.golden.replay.recording import RUNS, Scenario
 from tests.interop import mqadmin_commands
 from tests.interop.broker_scenarios.table import CLIENTS, SCENARIOS
@@ -106,8 +103,7 @@ def collect() -> Evidence:
     for run in RUNS:
         for name in run.scenarios:
             for frame in Scenario(name).requests:
-                if not _is_refused(name, frame.command):
-                    evidence.codes[frame.command.code].add("replay")
+                evidence.codes[frame.command.code].add("replay")
     for code in _name_server_requests():
         evidence.codes[code].add("replay")
     for scenario in SCENARIOS:
@@ -119,15 +115,6 @@ def collect() -> Evidence:
         is_shown = part is None or has_passed(part)
         collect_source(path.read_text(), evidence, "" if is_shown else NO_RUN)
     return evidence
-
-
-def _is_refused(scenario: str, request: Command) -> bool:
-    """Whether a recorded request is expected to be refused when it is sent again."""
-    exchange = Exchange(scenario=scenario, request=request)
-    return any(
-        isinstance(each, Difference) and each.ours is refused and each.applies_to(exchange)
-        for each in DIFFERENCES
-    )
 
 
 def has_passed(part: tuple[str, str]) -> bool:

@@ -26,7 +26,7 @@ RATE = 1_000
 class Job:
     """What one process does."""
 
-    kind: str  #: send, consume, arrow, latency, memory
+    kind: str  #: send, consume, pop, arrow, latency, memory
     how: str
     namesrv: str
     topic: str

@@ -11,12 +11,13 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.client_load.job import RATE, SEND_TIMEOUT_S, WARM_UP, WINDOW, Job, Watch, bodies
 from skylark.client.arrow.arrow_reader import read_arrow
+from skylark.client.consumer.pop.pop_consumer import PopConsumer
 from skylark.client.consumer.push.push_consumer import PushConsumer
 from skylark.client.core.client_message import Message, MessageExt, SendResult
 from skylark.client.core.client_options import ClientOptions
@@ -29,6 +30,7 @@ BATCH = 32
 GATHERED = 1_000
 TWO_COLUMNS = ["queueOffset", "body"]
 MEMORY_STEP = 20_000
+POP_WAIT_S = 1.0
 
 
 def options(job: Job) -> ClientOptions:
@@ -148,7 +150,7 @@ class Counter:
         del message
         self._add(1)
 
-    async def many(self, messages: list[MessageExt]) -> None:
+    async def many(self, messages: Sequence[MessageExt]) -> None:
         self._add(len(messages))
 
     def in_thread(self, message: MessageExt) -> None:
@@ -168,6 +170,33 @@ async def consume(job: Job) -> dict[str, Any]:
         consumer.subscribe(job.topic, counter.one)
     async with consumer:
         count = await counter.done
+    return counter.watch.report(count)
+
+
+async def pop(job: Job) -> dict[str, Any]:
+    """So many receives at a time, each of a batch that is acknowledged before the next one.
+
+    Those that the broker holds at the end get nothing: the last messages end all of them.
+    """
+    counter = Counter(job.count)
+    consumer = PopConsumer(
+        job.group,
+        options(job),
+        batch=BATCH,
+        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+    ).subscribe(job.topic)
+
+    async def work() -> None:
+        while not counter.done.done():
+            messages = await consumer.receive(wait=POP_WAIT_S)
+            if messages:
+                await consumer.ack(messages)
+                await counter.many(messages)
+
+    async with consumer:
+        receives = [asyncio.ensure_future(work()) for _ in range(int(job.how))]
+        count = await counter.done
+        await asyncio.gather(*receives)
     return counter.watch.report(count)
 
 
@@ -285,6 +314,7 @@ JOBS = {
     "send": send,
     "stored": stored,
     "consume": consume,
+    "pop": pop,
     "arrow": arrow,
     "latency": latency,
     "memory": memory,

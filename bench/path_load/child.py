@@ -23,12 +23,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import skylark
 from skylark.testing import sync_broker
 
-SETTINGS: Final = {
+SETTINGS: Final[dict[str, Any]] = {
     "brokerFastFailureEnable": False,
     "busyPollMicros": 0,
     "flushIntervalCommitLog": 600_000,
@@ -39,6 +39,10 @@ SETTINGS: Final = {
     "maxHashSlotNum": 500_000,
     "maxIndexNum": 2_000_000,
 }
+
+# Commits from before POP refuse its settings.
+if (Path(skylark.__file__).parent / "broker" / "pop").is_dir():
+    SETTINGS["enablePopBufferMerge"] = True
 
 
 def settle() -> int:

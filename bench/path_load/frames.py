@@ -82,7 +82,9 @@ def unique_key(header: bytes) -> str:
 @functools.cache
 def load(version: str, topic: str) -> dict[str, Recorded]:
     """The frames of one release of the client, by name, for a topic."""
-    lines = [json.loads(line) for line in (FOLDER / f"{version}.jsonl").read_text().splitlines()]
+    files = [FOLDER / f"{version}.jsonl", FOLDER / f"{version}-pop.jsonl"]
+    texts = [path.read_text() for path in files if path.exists()]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
     found = {
         line["name"]: Recorded(line["header"].encode(), base64.b64decode(line["body"]))
         for line in lines

@@ -42,7 +42,7 @@ class Row:
     """One row: ``writes`` writes make a turn (about 12 ms), each of ``in_a_read`` frames."""
 
     name: str
-    kind: str  #: "send", "batch", "pull", "wake" or "half"
+    kind: str  #: "send", "batch", "pull", "pop", "wake" or "half"
     writes: int
     in_a_read: int = 1
     body_size: int = 100
@@ -51,7 +51,9 @@ class Row:
     @property
     def units(self) -> int:
         """Messages in a turn; transactions for ``half``."""
-        return self.writes * self.in_a_read * (BATCH if self.kind in ("batch", "pull") else 1)
+        return (
+            self.writes * self.in_a_read * (BATCH if self.kind in ("batch", "pull", "pop") else 1)
+        )
 
     @property
     def unit(self) -> str:
@@ -65,6 +67,7 @@ ROWS: Final = (
     Row("send 1 KB, 16 in a read", "send", 30, IN_A_READ, 1024),
     Row("batch of 32", "batch", 50),
     Row("pull of 32", "pull", 200),
+    Row("pop 32 + acks", "pop", 20),
     Row("send, wake and hold a pull", "wake", 60, 1, 1024),
     Row("half and commit, one at a time", "half", 75),
     Row("half and commit, 16 in a read", "half", 16, IN_A_READ),
@@ -243,5 +246,7 @@ class TransactionWork(Work):
 
 def make_work(row: Row, topic: str) -> Work:
     """What replays the row."""
-    kinds = {"pull": PullWork, "wake": WakeWork, "half": TransactionWork}
+    from bench.path_load.pop_work import PopWork  # which is a Work
+
+    kinds = {"pull": PullWork, "pop": PopWork, "wake": WakeWork, "half": TransactionWork}
     return kinds.get(row.kind, Work)(row, topic)

@@ -16,6 +16,8 @@ from skylark.admin.errors import NotFoundError, PartialFailureError
 from skylark.client.arrow.arrow_reader import read_arrow
 from skylark.client.consumer.classic_pull_consumer import PullConsumer, PullSchedule, PullTask
 from skylark.client.consumer.lite_pull.lite_pull_consumer import LitePullConsumer
+from skylark.client.consumer.pop.pop_consumer import PopConsumer
+from skylark.client.consumer.pop.popped_message import PoppedMessage
 from skylark.client.consumer.pull_api import PullResult
 from skylark.client.consumer.push.push_consumer import PushConsumer
 from skylark.client.metrics_endpoint import MetricsEndpoint, serve_metrics
@@ -32,6 +34,8 @@ __all__ = [
     "MetricsEndpoint",
     "NotFoundError",
     "PartialFailureError",
+    "PopConsumer",
+    "PoppedMessage",
     "Producer",
     "PullConsumer",
     "PullResult",

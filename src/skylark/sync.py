@@ -16,6 +16,8 @@ from skylark.admin.blocking_admin import Admin
 from skylark.admin.errors import NotFoundError, PartialFailureError
 from skylark.client.blocking.blocking_consumers import (
     LitePullConsumer,
+    PopConsumer,
+    PoppedMessage,
     PullConsumer,
     PullSchedule,
     PullTask,
@@ -32,6 +34,8 @@ __all__ = [
     "MetricsEndpoint",
     "NotFoundError",
     "PartialFailureError",
+    "PopConsumer",
+    "PoppedMessage",
     "Producer",
     "PullConsumer",
     "PullResult",

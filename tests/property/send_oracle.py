@@ -59,8 +59,10 @@ INTENDED: Final = (
         reason="the wording of all remarks about header fields was mended",
     ),
 )
-#: Series of statistics that did not exist: none of these lists overflows them.
-ADDED: Final = re.compile(r"metrics/skylark_stats_overflows_total\{.*\}")
+#: Series that did not exist: none of these lists overflows a statistic, or pops.
+ADDED: Final = re.compile(
+    r"metrics/(skylark_stats_overflows_total\{.*\}|rocketmq_pop_\w+(\{.*\})?|skylark_held_pops)"
+)
 #: Our own hints behind Java's remarks, in plainer words today: a pattern, and what it became.
 REWORDED: Final = {
     r"which takes batches only": "which accepts batches only",

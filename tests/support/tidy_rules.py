@@ -415,6 +415,7 @@ ENTRY_POINTS = frozenset(
         "skylark.__main__",
         "skylark.aio",
         "skylark.cli.main",
+        "skylark.integrations.kombu",  # its import registers a URL
         "skylark.sync",
         "skylark.testing.plugin",
     }

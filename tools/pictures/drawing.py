@@ -180,12 +180,13 @@ def lay_out(picture: Picture) -> Layout:
 def draw(picture: Picture) -> str:
     """The picture as SVG."""
     layout = lay_out(picture)
-    files = [name for box in picture.boxes for name in box.files]
+    files = dict.fromkeys(name for box in picture.boxes for name in box.files)
+    named = f" Files: {', '.join(files)}" if files else ""
     parts = [
         f'<svg class="skylark-picture" id="{picture.name}" xmlns="http://www.w3.org/2000/svg"'
         f' viewBox="0 0 {WIDTH} {layout.height:g}" role="img" aria-label={quoteattr(picture.alt)}>',
         f"<title>{escape(picture.title)}</title>",
-        f"<desc>{escape(picture.alt)} Files: {escape(', '.join(dict.fromkeys(files)))}</desc>",
+        f"<desc>{escape(picture.alt + named)}</desc>",
         f"<style>{_style()}</style>",
         f'<defs><marker id="{picture.name}-head" viewBox="0 0 8 8" refX="7" refY="4"'
         ' markerWidth="8" markerHeight="8" orient="auto-start-reverse">'

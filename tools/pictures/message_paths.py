@@ -1,4 +1,4 @@
-"""The four pictures of ``docs/design/architecture.md``.
+"""The four pictures of ``docs/design/architecture.md``, and the list of all pictures.
 
 A send, a held pull, a transaction and a consumed message. Files are named relative to
 ``src/skylark``; ``tests/test_pictures.py`` fails when one is gone. The formatter would give each

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from tools.pictures.drawing import Arrow, Band, Box, Picture
+from tools.pictures.queue_ownership import QUEUE_OWNERSHIP
 
 # fmt: off
 
@@ -45,7 +46,7 @@ RETRY: Final = Picture(
     alt=(
         "From a failure to a dead letter: a handler that returns moves the offset on; one that"
         " raises gets the message again after growing delays; after too many retries it is a"
-        " dead letter, which a redrive sends to the group again."
+        " dead letter, which dlq redrive --to group sends to the group again."
     ),
     bands=[Band("Consumer group", [0]), Band("Broker", [1, 2])],
     boxes=[
@@ -57,7 +58,7 @@ RETRY: Final = Picture(
         Box("dead", 1, 1, "Dead letter",
             ["In %DLQ%group: kept, and out of the way", "of the others"], []),
         Box("redrive", 2, 1, "Redrive",
-            ["After the fix: skylark dlq redrive sends it", "to the group that failed only"],
+            ["After the fix: skylark dlq redrive --to", "group sends it to this group only"],
             []),
     ],
     arrows=[
@@ -141,4 +142,4 @@ EXACTLY_ONCE: Final = Picture(
 )
 # fmt: on
 
-OVERVIEWS: Final = (CLUSTER, RETRY, REPLICATION, EXACTLY_ONCE)
+OVERVIEWS: Final = (CLUSTER, RETRY, REPLICATION, EXACTLY_ONCE, QUEUE_OWNERSHIP)

@@ -13,6 +13,7 @@ import enum
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -45,7 +46,9 @@ INTERNAL: Final = {
     "queue_opened", "queue_released", "queues_settled", "refuse_in_handler", "run_until", "session",
     "start_pull", "stop_pull",
 }  # fmt: skip
-_ROLE: Final = re.compile(r":[a-z]+:`~?([^`]+)`")
+#: A role with the name that it means, or with a text of its own before it.
+_ROLE: Final = re.compile(r":([a-z]+):`~?(?:([^`<]+?) <([^`>]+)>|([^`]+))`")
+_PACKAGE: Final = Path(skylark.__file__).parent
 _PARTS: Final = ("topics", "groups", "offsets", "stats", "messages", "dlq", "settings")
 
 
@@ -220,9 +223,24 @@ def _default(value: Any) -> str:
 
 
 def inline(text: str) -> str:
-    """Roles and literals of reStructuredText as code."""
-    text = _ROLE.sub(lambda match: f"``{match[1].rpartition('.')[2]}``", text)
-    return text.replace("``", "`")
+    """Roles and literals of reStructuredText as code; modules that are not public as links."""
+    return _ROLE.sub(_role, text).replace("``", "`")
+
+
+def _role(match: re.Match[str]) -> str:
+    kind, said, target, name = match.groups()
+    target = target or name
+    text = f"``{said or target.rpartition('.')[2]}``"
+    if kind == "mod" and (source := _source(target)):
+        return f"[{text}](../../src/skylark/{source})"
+    return text
+
+
+def _source(module: str) -> str | None:
+    """The file of a module, below ``src/skylark``; none for a package or what a page tells of."""
+    file = "/".join(module.split(".")[1:]) + ".py"
+    is_shown = module in {"skylark.aio", "skylark.sync"}
+    return None if is_shown or not (_PACKAGE / file).is_file() else file
 
 
 def markdown(text: str) -> str:
@@ -253,4 +271,6 @@ def markdown(text: str) -> str:
 def _plain(rows: str) -> str:
     """A table of reStructuredText without its rules and marks."""
     lines = [line for line in rows.splitlines() if not re.match(r"=+  =", line)]
-    return "\n".join(_ROLE.sub(r"\1", line).replace("``", "") for line in lines)
+    return "\n".join(
+        _ROLE.sub(lambda match: match[2] or match[4], line).replace("``", "") for line in lines
+    )

@@ -14,6 +14,7 @@ from skylark.broker.config import ALWAYS_BLACK_LISTED, BrokerConfig
 from skylark.broker.ignored_settings import IGNORED
 from skylark.broker.ignored_settings import REFUSED as REFUSED_BROKER
 from skylark.broker.live_settings import READ_AT_START, START_REASONS
+from skylark.broker.pop_settings import PopConfig
 from skylark.core.config import Config, SettingInfo, format_value, own_settings, settings
 from skylark.core.ignored_keys import ignored_keys
 from skylark.namesrv.config import ALWAYS_BLACK_LISTED as NAMESRV_BLACK_LISTED
@@ -53,8 +54,8 @@ brokerName=...
 ...
 ```
 
-`skylark up` sets `enablePropertyFilter`, `recallMessageEnable` and `traceTopicEnable` to `true`;
-`skylark broker` keeps Java's defaults, but for `bindAddress`.
+`skylark up` sets `enablePopBufferMerge`, `enablePropertyFilter`, `recallMessageEnable` and
+`traceTopicEnable` to `true`; `skylark broker` keeps Java's defaults, but for `bindAddress`.
 """
 _NAMESRV: Final = f"""
 Keys and defaults are those of Apache's `namesrv.conf`, and a file written for it loads unchanged.
@@ -78,6 +79,7 @@ def broker_page() -> str:
     parts = [
         head("Settings of a broker", _BROKER, written_from="the config objects"),
         *_groups(BrokerConfig, "", broker_change),
+        *_groups(PopConfig, "POP: ", broker_change),
         *_groups(StoreConfig, "Store: ", broker_change),
         "## Replication\n",
         table(COLUMNS, (_row(info, broker_change) for info in own_settings(ReplicationConfig))),

@@ -32,7 +32,8 @@ def orders() -> DataFrame:
 def large_orders() -> DataFrame:
     """Rows of the table that become messages."""
     large = spark.readStream.table("orders").where("amount > 1000")
-    return large.select(F.format_string("%s ordered for %d", "uid", "amount").alias("body"))
+    text = F.format_string("%s ordered for %d", "uid", "amount")
+    return large.select(text.cast("binary").alias("body"))  # the flows of a sink share a schema
 
 
 @dp.append_flow(target="alerts")

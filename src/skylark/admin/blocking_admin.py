@@ -50,6 +50,8 @@ class Groups(LoopFacade[groups.Groups]):
     put = waiting(groups.Groups.put)
     create = waiting(groups.Groups.create)
     delete = waiting(groups.Groups.delete)
+    set_mode = waiting(groups.Groups.set_mode)
+    modes = waiting(groups.Groups.modes)
     all = waiting(groups.Groups.all)
     describe = waiting(groups.Groups.describe)
     progress = waiting(groups.Groups.progress)

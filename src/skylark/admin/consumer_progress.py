@@ -27,6 +27,7 @@ class QueueProgress(msgspec.Struct, frozen=True, kw_only=True):
     pull_offset: int  #: delivered to a member
     last_time_ms: int | None  #: store time of the last message consumed
     client_id: str | None = None  #: the member that reads it, if queried
+    popped_in_flight: int = 0  #: popped, and neither acknowledged nor back
 
     @property
     def lag(self) -> int:
@@ -35,8 +36,8 @@ class QueueProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def in_flight(self) -> int:
-        """Messages delivered and not committed yet."""
-        return max(0, self.pull_offset - self.consumer_offset)
+        """Messages delivered, and not committed or acknowledged yet."""
+        return max(0, self.pull_offset - self.consumer_offset) + self.popped_in_flight
 
 
 class GroupProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,4 +87,5 @@ def _progress(queue: MessageQueue, offsets: OffsetWrapper) -> QueueProgress:
         consumer_offset=offsets.consumer_offset,
         pull_offset=offsets.pull_offset,
         last_time_ms=offsets.last_timestamp or None,
+        popped_in_flight=offsets.popped_in_flight or 0,
     )

@@ -27,7 +27,7 @@ from skylark.client.core.route_cache import make_route
 from skylark.client.producer.queue_selector import shard_index
 from skylark.core.backoff import Backoff
 from skylark.core.errors import SkylarkError
-from skylark.core.names import AUTO_CREATE_TOPIC, retry_topic
+from skylark.core.names import AUTO_CREATE_TOPIC, retry_topic, topic_of_pop_retry
 from skylark.wire import properties as names
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -106,6 +106,7 @@ def restore(record: MessageRecord, group: str, to: Destination = "topic") -> Let
             f"dead letter {record.offset_id} has no RETRY_TOPIC, so its original topic is unknown",
             hint="send it with skylark produce",
         )
+    origin = topic_of_pop_retry(origin, group)  # Apache's brokers name the retry topic of pops
     properties = {name: value for name, value in old.items() if name not in LEFT_BEHIND}
     unique_id = properties.setdefault(names.PROPERTY_UNIQ_KEY, record.offset_id)
     properties[names.PROPERTY_WAIT] = "true"

@@ -19,6 +19,7 @@ conflict        do all members have the same subscription?
 filter          does the message match the filter?
 owner, lock     does a member read its queue and, in an ordered group, hold the queue lock?
 offset          has the group consumed past it?
+pop             is it popped, without an acknowledgement yet?
 retry, dlq      did it fail: is it waiting for a retry, or a dead letter?
 trace           what do the trace records say?
 ==============  ====================================================================================
@@ -26,8 +27,9 @@ trace           what do the trace records say?
 :func:`explain_group` explains why a group makes no progress, without a message. If a broker that
 could change the verdict does not respond, the verdict is ``unknown`` and names the broker.
 
-Only Skylark brokers report subscription conflicts and queue locks. Counterpart of mqadmin's
-``queryMsgByUniqueKey`` (its "CONSUMED"), ``consumerStatus`` and ``checkMsg``.
+Only Skylark brokers report subscription conflicts, queue locks and what is popped.
+Counterpart of mqadmin's ``queryMsgByUniqueKey`` (its "CONSUMED"), ``consumerStatus`` and
+``checkMsg``.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from skylark.admin.admin_session import Session, masters_of
 from skylark.admin.dlq import DeadLetterQueues
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.explain_checks import Check, ok, plural, problem, unanswered, unknown
+from skylark.admin.explain_pop import ACKNOWLEDGED, check_pop, next_pop
 from skylark.admin.group_operations import GroupDescription, Groups
 from skylark.admin.message_lookup import find_message, silence
 from skylark.admin.topic_operations import groups_reading
@@ -131,6 +134,8 @@ async def _explain_for(
     topic = session.unwrap(message.record.topic)
     readers = await checks.find_readers(session, wrapped, members)
     wanted = checks.subscription_of(members, topic)
+    pops = checks.is_popped(members, readers or {}, checks.stored_queue(message))
+    popped_until = await next_pop(session, message, wrapped)
     found += (
         checks.check_group(description),
         checks.check_members(members),
@@ -139,7 +144,8 @@ async def _explain_for(
         await checks.check_filter(session, message, wanted),
         checks.check_owner(message, members, readers),
         checks.check_lock(session, message, description, readers),
-        await checks.check_offset(session, message, description),
+        await checks.check_offset(session, message, description, popped_until),
+        await check_pop(session, message, wrapped, pops=pops),
         await checks.check_retry(session, message, wrapped),
         await checks.check_dlq(session, message, wrapped),
         await checks.check_trace(session, message, group),
@@ -168,9 +174,10 @@ def _account(
 def judge(found: Sequence[Check]) -> tuple[bool | None, str]:
     """Decide from the checks whether a message was consumed; returns a verdict for people too.
 
-    Certain evidence comes first: a trace, a dead letter, a retry. A group whose offset is past the
-    message has consumed it, unless its filter or a reset skipped it. The other checks count only
-    for a message that the group has not reached. If a decisive check is unknown, so is the verdict.
+    Certain evidence comes first: a trace, a dead letter, a retry, a pop. A group whose offset is
+    past the message has consumed it, unless its filter or a reset skipped it. The other checks
+    count only for a message that the group has not reached. If a decisive check is unknown, so is
+    the verdict.
     """
     by_name = {check.check: check for check in found}
 
@@ -179,17 +186,19 @@ def judge(found: Sequence[Check]) -> tuple[bool | None, str]:
 
     if status("trace") == "ok":
         return True, f"consumed: {by_name['trace'].finding}"
-    for name in ("message", "dlq", "retry"):
+    for name in ("message", "dlq", "retry", "pop"):
         if status(name) == "not":
             return False, f"not consumed: {by_name[name].finding}"
     if status("offset") in ("ok", "unknown") and status("filter") == "not":
         return False, f"not consumed: {by_name['filter'].finding}"
     if status("offset") != "not":
         # Without an offset no member has reached the message, unless the group is unknown.
-        for name in ("group",) if status("offset") is None else ("offset", "dlq", "retry"):
+        for name in ("group",) if status("offset") is None else ("offset", "dlq", "retry", "pop"):
             if status(name) == "unknown":
                 return None, f"unknown: {by_name[name].finding}"
     if status("offset") == "ok":
+        if status("pop") == "ok" and by_name["pop"].finding.startswith(ACKNOWLEDGED):
+            return True, f"consumed: {by_name['pop'].finding}"
         return _judge_passed(status("conflict"), status("filter"))
     first = next(check for check in found if check.status == "not")
     return False, f"not consumed: {first.finding}"
@@ -245,12 +254,13 @@ async def explain_group(session: Session, group: str, *, topic: str | None = Non
     elif description.failures:
         verdict = f"unknown: {silence({failure.server for failure in description.failures})}"
     progress = description.progress
-    is_certain = bool(progress.lag or (progress.queues and not progress.failures))
+    left = progress.lag + sum(entry.popped_in_flight for entry in progress.queues)
+    is_certain = bool(left or (progress.queues and not progress.failures))
     return Explanation(
         group=group,
         topic=topic,
         checks=tuple(found),
-        consumed=progress.lag == 0 if is_certain else None,
+        consumed=left == 0 if is_certain else None,
         verdict=verdict,
         failures=description.failures,
     )
@@ -283,7 +293,10 @@ async def _owners(session: Session, description: GroupDescription, topic: str | 
     alone = [
         f"{entry.queue.topic} {entry.queue.broker_name}:{entry.queue.queue_id}"
         for entry in description.progress.queues
-        if entry.queue not in read and entry.lag and topic in (None, entry.queue.topic)
+        if entry.queue not in read
+        and entry.lag
+        and topic in (None, entry.queue.topic)
+        and not checks.is_popped(members, readers, session.namespace.wrap_queue(entry.queue))
     ]
     if alone and members.failures:
         return unanswered("owner", members.failures)
@@ -310,6 +323,13 @@ def _lag(description: GroupDescription, topic: str | None) -> Check:
         return unanswered("offset", description.progress.failures)
     if not queues:
         return unknown("offset", f"{description.group} has no committed offsets")
+    popped = sum(entry.popped_in_flight for entry in queues)
+    if not lag and popped:
+        return problem(
+            "offset",
+            f"{plural(popped, 'message')} popped and not acknowledged yet",
+            "wait: messages that are not acknowledged in time are delivered again",
+        )
     if not lag:
         return ok("offset", "it has consumed all messages")
     held = f", {in_flight} of them in flight" if description.is_online else ""

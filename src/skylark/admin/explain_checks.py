@@ -8,7 +8,7 @@ names of the application; arguments have names with namespace.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final, Literal, TypeAlias
 
@@ -23,6 +23,7 @@ from skylark.admin.group_operations import GroupDescription
 from skylark.admin.message_lookup import copies_in, pull_one, silence
 from skylark.admin.topic_queues import committed_offset
 from skylark.admin.trace_query import message_trace
+from skylark.client.consumer.pop.pop_source import ANY_QUEUE
 from skylark.client.consumer.subscription import TAG, make_subscription
 from skylark.client.core.client_message import MessageExt
 from skylark.core.errors import SkylarkError
@@ -38,6 +39,7 @@ from skylark.core.names import (
 from skylark.wire import properties as names
 from skylark.wire.bodies.admin_body import ProcessQueueInfo
 from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.heartbeat import ConsumeType
 from skylark.wire.codes import Perm
 
 Status: TypeAlias = Literal["ok", "not", "unknown"]
@@ -156,7 +158,7 @@ async def check_queue(session: Session, message: MessageExt) -> Check:
     """Whether the message is still within its queue."""
     try:
         _, address = await session.broker(message.broker_name)
-        first = await session.calls.min_offset(address, _stored_queue(message))
+        first = await session.calls.min_offset(address, stored_queue(message))
     except SkylarkError as error:
         return unknown(
             "queue", f"{message.broker_name} does not return the first offset of the queue: {error}"
@@ -280,7 +282,7 @@ async def _passes(session: Session, message: MessageExt, subscription: Subscript
     found, _ = await pull_one(
         session,
         address,
-        _stored_queue(message),
+        stored_queue(message),
         message.queue_offset,
         subscription.expression,
         subscription.expression_type,
@@ -309,7 +311,12 @@ async def find_readers(
             info = await running_info(session, group, client_id)
         except SkylarkError:  # it has left or hangs
             return None
-        return {
+        popped = {
+            queue: Reader(client_id=client_id, state=ProcessQueueInfo())
+            for queue, each in info.mq_pop_table.items()
+            if not each.dropped
+        }
+        return popped | {
             queue: Reader(client_id=client_id, state=state)
             for queue, state in info.mq_table.items()
             if not state.dropped
@@ -323,6 +330,15 @@ async def find_readers(
     return {queue: reader for answer in answers for queue, reader in (answer or {}).items()}
 
 
+def is_popped(
+    members: Members, readers: Mapping[MessageQueue, Reader], queue: MessageQueue
+) -> bool:
+    """Whether members take the messages of a queue without owning it."""
+    if members.consume_type == ConsumeType.CONSUME_POP.value:
+        return True
+    return msgspec.structs.replace(queue, queue_id=ANY_QUEUE) in readers
+
+
 def check_owner(
     message: MessageExt, members: Members, readers: dict[MessageQueue, Reader] | None
 ) -> Check:
@@ -332,7 +348,9 @@ def check_owner(
         return unknown("owner", "no member is connected")
     if readers is None:
         return unknown("owner", "not every member reports which queues it reads")
-    reader = readers.get(_stored_queue(message))
+    if is_popped(members, readers, stored_queue(message)):
+        return ok("owner", "members pop: any of them may get a message of any queue")
+    reader = readers.get(stored_queue(message))
     if reader is None and members.failures:
         return unanswered("owner", members.failures)
     if reader is None:
@@ -359,7 +377,7 @@ def check_lock(
     """Whether the member that reads the queue in order holds the queue lock."""
     if not description.members.members:
         return unknown("lock", "brokers do not know it while the group is offline")
-    queue = _stored_queue(message)
+    queue = stored_queue(message)
     held = next((q for q in description.members.locks if q.message_queue == queue), None)
     reader = (readers or {}).get(queue)
     if held is not None:
@@ -384,10 +402,10 @@ def check_lock(
 
 
 async def check_offset(
-    session: Session, message: MessageExt, description: GroupDescription
+    session: Session, message: MessageExt, description: GroupDescription, next_pop: int | None
 ) -> Check:
-    """The offset of the group in the queue of the message."""
-    group, queue = session.wrap(description.group), _stored_queue(message)
+    """The offset of the group in the queue of the message; ``next_pop``: where it pops next."""
+    group, queue = session.wrap(description.group), stored_queue(message)
     if description.members.message_model == BROADCASTING:
         return unknown("offset", "members of a broadcast group store their offsets locally")
     try:
@@ -395,6 +413,10 @@ async def check_offset(
         committed = await committed_offset(session, address, group, queue)
     except SkylarkError as error:
         return unknown("offset", f"{message.broker_name} does not return it: {error}")
+    if next_pop is not None and next_pop > max(message.queue_offset, committed or 0):
+        # The committed offset waits until the messages before it are acknowledged or written.
+        popped = f"popped up to offset {next_pop}, which is past offset {message.queue_offset}"
+        return ok("offset", f"{popped}; committed offset {committed}")
     topic = session.unwrap(message.record.topic)
     reset = (
         f"skylark group reset-offset {description.group} {topic} --broker {message.broker_name}"
@@ -454,7 +476,7 @@ async def check_retry(session: Session, message: MessageExt, group: str) -> Chec
             f"it failed {_times(tries)}, and waits for its next retry (delay level {level})",
             "fix the handler; see the log of the consumer",
         )
-    queue = _stored_queue(last)
+    queue = stored_queue(last)
     try:
         _, address = await session.broker(last.broker_name)
         committed = await committed_offset(session, address, group, queue)
@@ -539,7 +561,7 @@ async def check_trace(session: Session, message: MessageExt, group: str) -> Chec
     )
 
 
-def _stored_queue(message: MessageExt) -> MessageQueue:
+def stored_queue(message: MessageExt) -> MessageQueue:
     """The queue of a message, with namespace."""
     return MessageQueue(
         topic=message.record.topic, broker_name=message.broker_name, queue_id=message.queue_id

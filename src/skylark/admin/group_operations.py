@@ -10,7 +10,7 @@ consumerStatus, producerConnection.
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -38,8 +38,16 @@ from skylark.core.names import (
 from skylark.wire.bodies.admin_body import ConsumerRunningInfo
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import SubscriptionGroupConfig
+from skylark.wire.bodies.heartbeat import MessageModel
+from skylark.wire.bodies.pop_body import (
+    MessageRequestMode,
+    QueryAssignmentRequestBody,
+    QueryAssignmentResponseBody,
+    SetMessageRequestModeRequestBody,
+)
 from skylark.wire.bodies.slave_sync_body import SubscriptionGroupWrapper
 from skylark.wire.codes import RequestCode
+from skylark.wire.fastjson import decode_body
 from skylark.wire.headers.admin import DeleteSubscriptionGroupRequestHeader, TopicRequestHeader
 from skylark.wire.headers.route import DeleteTopicFromNamesrvRequestHeader
 
@@ -168,6 +176,66 @@ class Groups(Operations):
                 make_request(RequestCode.DELETE_TOPIC_IN_NAMESRV, deletion)
             )
         return brokers
+
+    async def set_mode(
+        self, topic: str, group: str, mode: Literal["pull", "pop"], *, share_queues: int = 0
+    ) -> list[str]:
+        """Set how a group gets the messages of a topic, on all its brokers (401); returns them.
+
+        Members whose queues brokers assign follow within half a minute. ``share_queues``: in pop
+        mode a member pops its own queues and those of so many others; 0: all queues. Raises
+        NotFoundError for an unknown topic, BrokerError, PartialFailureError.
+        """
+        session, name = self._session, self._checked(group)
+        wire_topic = session.wrap(topic)
+        targets = await self._masters_of(topic)
+
+        async def set_on(_: str, address: str) -> None:
+            body = SetMessageRequestModeRequestBody(
+                topic=wire_topic,
+                consumer_group=name,
+                mode=MessageRequestMode[mode.upper()],
+                pop_share_queue_num=share_queues,
+            )
+            code = RequestCode.SET_MESSAGE_REQUEST_MODE
+            await session.call(address, make_request(code, body=body))
+
+        return sorted((await on_each(targets, set_on)).all())
+
+    async def modes(self, topic: str, group: str) -> dict[str, str | None]:
+        """How a group gets the messages of a topic, by broker (400): ``pull`` or ``pop``.
+
+        The default of the broker, if no mode was set; None where the topic has no queue. Raises
+        NotFoundError for an unknown topic, BrokerError, PartialFailureError.
+        """
+        session, name = self._session, self._checked(group)
+        # As a broadcasting consumer, which has all queues without being a member.
+        body = QueryAssignmentRequestBody(
+            topic=session.wrap(topic),
+            consumer_group=name,
+            client_id="",
+            strategy_name="AVG",
+            message_model=MessageModel.BROADCASTING,
+        )
+
+        async def mode_on(_: str, address: str) -> str | None:
+            request = make_request(RequestCode.QUERY_ASSIGNMENT, body=body)
+            answer = await session.call(address, request)
+            found = decode_body(QueryAssignmentResponseBody, answer.body or b"{}")
+            queues = found.message_queue_assignments or ()
+            return next((each.mode.name.lower() for each in queues if each.mode), None)
+
+        return (await on_each(await self._masters_of(topic), mode_on)).all()
+
+    async def _masters_of(self, topic: str) -> dict[str, str]:
+        """The masters that have a topic; raises NotFoundError."""
+        session = self._session
+        route = await session.find_route(session.wrap(topic))
+        if route is None:
+            raise NotFoundError(f"topic {topic} does not exist")
+        has_topic = {each.broker_name for each in route.broker_datas}
+        masters = await session.masters()
+        return {broker: address for broker, address in masters.items() if broker in has_topic}
 
     # ---- queries ---------------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ from skylark.core.names import (
     Address,
     is_dlq_topic,
     is_retry_topic,
+    topic_of_pop_retry,
 )
 from skylark.wire import properties as names
 from skylark.wire.bodies.common_body import MessageQueue
@@ -270,11 +271,21 @@ async def find_message(session: Session, message_id: str, topic: str | None = No
     stored = found.record.topic
     if not is_retry_topic(stored) and not is_dlq_topic(stored):
         return found
-    origin = found.properties.get(names.PROPERTY_RETRY_TOPIC) or found.properties.get(
-        names.PROPERTY_DLQ_ORIGIN_TOPIC
-    )
+    origin = _origin_of(found)
     first = (await copies_in(session, origin, found.msg_id)).messages if origin else ()
     return first[0] if first else found
+
+
+def _origin_of(copy: MessageExt) -> str | None:
+    """The topic of the message of which this is a retry or dead letter."""
+    stored, properties = copy.record.topic, copy.properties
+    origin = properties.get(names.PROPERTY_RETRY_TOPIC) or properties.get(
+        names.PROPERTY_DLQ_ORIGIN_TOPIC
+    )
+    group = properties.get(names.PROPERTY_ORIGIN_GROUP)
+    if group is None:  # not a copy of a popped message
+        return origin
+    return topic_of_pop_retry(origin or stored, group)
 
 
 async def _find(session: Session, message_id: str, topic: str | None) -> MessageExt:

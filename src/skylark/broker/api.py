@@ -35,8 +35,10 @@ from skylark.core.errors import BrokerError
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.bodies.heartbeat import HeartbeatData, SubscriptionData
+from skylark.wire.bodies.pop_body import BatchAckMessageRequestBody
 from skylark.wire.codes import CURRENT_VERSION, ResponseCode
 from skylark.wire.command import Command
+from skylark.wire.headers import pop as pop_headers
 from skylark.wire.headers.client_header import HeartbeatResponseHeader
 from skylark.wire.headers.pull import PullMessageRequestHeader
 from skylark.wire.headers.send import (
@@ -357,17 +359,37 @@ class RecallResult(msgspec.Struct, gc=False):
     unique_id: str
 
 
+class AckResult(msgspec.Struct, gc=False):
+    """The acknowledgement counts, unless it came too late or names nothing that was popped."""
+
+    #: Why it has no effect, if the broker knows; the code is 0 all the same, as by Java.
+    remark: str | None = None
+
+
 #: What stores messages; requests of all these kinds that come together are stored together.
 PutRequest: TypeAlias = (
-    SendRequest | EndTransactionRequest | SendBackRequest | ReplyRequest | RecallRequest
+    SendRequest
+    | EndTransactionRequest
+    | SendBackRequest
+    | ReplyRequest
+    | RecallRequest
+    | pop_headers.AckMessageRequestHeader
+    | BatchAckMessageRequestBody
+    | pop_headers.ChangeInvisibleTimeRequestHeader
 )
 PutOutcome: TypeAlias = (
-    SendResult | EndTransactionResult | SendBackResult | ReplyResult | RecallResult
+    SendResult
+    | EndTransactionResult
+    | SendBackResult
+    | ReplyResult
+    | RecallResult
+    | AckResult
+    | pop_headers.ChangeInvisibleTimeResponseHeader
 )
 
 
 class PutService(Protocol):
-    """Stores what clients send: messages, decisions, retries, replies, recalls."""
+    """Stores what clients send: messages, decisions, retries, replies, recalls, acks."""
 
     def run(
         self,
@@ -430,6 +452,43 @@ class PullService(Protocol):
 
     def pull(self, peer: Peer, request: PullRequest) -> PullResult | Pending[PullOutcome]:
         """Read now, or later if nothing is there and the request may wait; raises BrokerError."""
+
+
+# ---- pop -----------------------------------------------------------------------------------------
+
+
+class PopResult(msgspec.Struct, gc=False):
+    """What a pop found, with what its client needs to make receipt handles."""
+
+    code: ResponseCode
+    remark: str | None
+    header: pop_headers.PopMessageResponseHeader
+    #: None where nothing was found; the endpoint releases it.
+    messages: LeasedMessages | None = None
+
+
+PopOutcome: TypeAlias = PopResult | Exception | None  #: as PullOutcome
+NotificationOutcome: TypeAlias = pop_headers.NotificationResponseHeader | Exception | None
+
+
+class PopService(Protocol):
+    """Hands out messages of any queue; acknowledgements are requests of the PutService."""
+
+    def pop(
+        self, peer: Peer, header: pop_headers.PopMessageRequestHeader
+    ) -> PopResult | Pending[PopOutcome]:
+        """Messages now, or later if none are there and the request may wait; raises BrokerError."""
+
+    def peek(self, peer: Peer, header: pop_headers.PeekMessageRequestHeader) -> PopResult:
+        """What a pop would get; it stays where it is. Raises BrokerError."""
+
+    def notify(
+        self, peer: Peer, header: pop_headers.NotificationRequestHeader
+    ) -> pop_headers.NotificationResponseHeader | Pending[NotificationOutcome]:
+        """Wait until a pop would find messages; raises BrokerError."""
+
+    def waiting_count(self, peer: Peer, header: pop_headers.PollingInfoRequestHeader) -> int:
+        """How many pops of a group wait for messages of a queue; raises BrokerError."""
 
 
 # ---- groups --------------------------------------------------------------------------------------
@@ -529,6 +588,7 @@ class BrokerServices(msgspec.Struct, frozen=True):
 
     puts: PutService
     pulls: PullService
+    pops: PopService
     offsets: OffsetService
     locks: LockService
     clients: ClientService

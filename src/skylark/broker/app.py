@@ -72,6 +72,7 @@ from skylark.broker.base_features import (
     TopicsFeature,
 )
 from skylark.broker.config import PORT_MAX, BrokerConfig
+from skylark.broker.pop_feature import PopFeature
 from skylark.broker.remoting_endpoint import RemotingEndpoint
 from skylark.broker.service_interception import intercept
 from skylark.broker.table_saver import InThread, TableSaver
@@ -107,6 +108,7 @@ class BrokerFeatures(NamedTuple):
     slave: features.SlaveFeature
     stats: StatsFeature
     overload: OverloadFeature
+    pop: PopFeature
     pull: features.PullFeature
     admin: features.AdminFeature
     endpoint: RemotingEndpoint
@@ -137,10 +139,12 @@ def compose(
     delay = features.DelayFeature(base, puts, timer_store)
     slave = features.SlaveFeature(base, replication)
     pull = features.PullFeature(base, slave)
+    pop = PopFeature(base, puts, delay)
     admin = features.AdminFeature(base, replication, delay, slave, pull)
     services = BrokerServices(
         puts=puts.pipeline,
         pulls=pull.service,
+        pops=pop.service,
         offsets=groups.offset_service,
         locks=groups.lock_service,
         clients=groups.client_service,
@@ -150,12 +154,12 @@ def compose(
     )
     services = intercept(services, partial(topic_of_half, storage.store))
     interceptors = (*interceptors, overload.guard, *stats.exporter.interceptors)
-    served = topics, groups, puts, transaction, send, delay, slave, pull, admin
+    served = topics, groups, puts, transaction, send, delay, slave, pop, pull, admin
     endpoint = RemotingEndpoint(context, served, services, interceptors)
     stats.exporter.watch_servers(endpoint.by_port)
     return BrokerFeatures(
         topics, groups, storage, replication, context.saver, puts, transaction, send, delay, slave,
-        stats, overload, pull, admin, endpoint, topics.registration,
+        stats, overload, pop, pull, admin, endpoint, topics.registration,
     )  # fmt: skip
 
 

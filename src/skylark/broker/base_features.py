@@ -59,6 +59,7 @@ from skylark.broker.topics.topic_routes import TopicRoutes
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.clock import Clock
 from skylark.core.config import InvalidConfigError
+from skylark.core.errors import StoreError
 from skylark.core.subscribers import Subscribers
 from skylark.filter.bloom import BloomFilter
 from skylark.net.client import RemotingClient
@@ -77,6 +78,7 @@ from skylark.store.file_system import FileSystem
 from skylark.store.message_store import MessageStore
 from skylark.store.reput import Arrival
 from skylark.store.retention import OnDelete
+from skylark.store.store_results import PutStatus
 from skylark.wire.message import pack_host
 
 #: Limits on what is written to a socket at once. Larger than those of requests: a client with many
@@ -239,6 +241,9 @@ class StoreFeature(Feature):
         topics.deleted.subscribe(self.store.delete_topic)
         #: Called for each message of a topic that can be read; for topics of the broker itself.
         self.on_arrival: dict[str, Callable[[Arrival], object]] = {}
+        #: The topics for whose messages ``on_awaited`` is called, with how often they are awaited.
+        self.awaited_topics: dict[str, int] = {}
+        self.on_awaited: Callable[[Arrival], object] = lambda _arrival: None
         #: Called before a file of the log is deleted (see ``retention.OnDelete``).
         self.before_delete: OnDelete = lambda *_range: None
         #: Called in a thread, after the store was opened and before others use it.
@@ -248,10 +253,16 @@ class StoreFeature(Feature):
 
     def _is_awaited(self, topic: str, queue_id: int) -> bool:
         """Whether :meth:`_arrived` would do anything; called for every message."""
-        return (topic, queue_id) in self.held_pulls.awaited or topic in self.on_arrival
+        return (
+            (topic, queue_id) in self.held_pulls.awaited
+            or topic in self.awaited_topics
+            or topic in self.on_arrival
+        )
 
     def _arrived(self, arrival: Arrival) -> None:
         self.held_pulls.arrived(arrival)
+        if arrival.topic in self.awaited_topics:
+            self.on_awaited(arrival)
         if arrival.topic in self.on_arrival:
             self.on_arrival[arrival.topic](arrival)
 
@@ -330,6 +341,7 @@ class GroupsFeature(Feature):
                 self.offsets.snapshot,
                 interval_ms=lambda: live.current.flush_consumer_offset_interval,
                 changes=lambda: self.offsets.change_count,
+                before_write=partial(_log_on_disk, self.offsets, storage.store),
             ),
         )
         self.table.changes.subscribe(lambda _version: self.saved.groups.mark())
@@ -396,6 +408,35 @@ class GroupsFeature(Feature):
         await self.liveness.stop()
 
 
+async def _log_on_disk(offsets: OffsetTable, store: MessageStore) -> None:
+    """Wait until the disk has what the offsets of POP depend on; raises StoreError."""
+    if not offsets.log_grown:
+        return
+    offsets.log_grown = False
+    try:
+        await _sync_log(store)
+    except BaseException:
+        offsets.log_grown = True
+        raise
+
+
+async def _sync_log(store: MessageStore) -> None:
+    """Wait until what the log has now is on disk, however slow that is; raises if a sync fails."""
+    failed_before = store.failed_sync_count
+    status = None
+    while status is not PutStatus.PUT_OK:
+        if store.failed_sync_count > failed_before or store.has_stopped:
+            raise StoreError("the log cannot be written to disk")
+        answered: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
+        store.when_all_on_disk(partial(_answer, answered))
+        status = await answered
+
+
+def _answer(future: asyncio.Future[PutStatus], status: PutStatus) -> None:
+    if not future.done():
+        future.set_result(status)
+
+
 class StatsFeature(Feature):
     """Statistics, metrics, and the watch over messages that retention is about to delete."""
 
@@ -423,9 +464,8 @@ class StatsFeature(Feature):
         self.exporter.watch_topics(live, topics.table, self.broker_stats)
         self.exporter.watch_clients(groups.consumers, groups.producers)
         self.exporter.watch_store(store)
-        self.exporter.watch_lags(
-            LagReport(topics.table, groups.offsets, groups.consumers, store.reader, clock)
-        )
+        self.lags = LagReport(topics.table, groups.offsets, groups.consumers, store.reader, clock)
+        self.exporter.watch_lags(self.lags)
         self.metrics.watch(
             "skylark_retention_endangered_messages",
             lambda: [

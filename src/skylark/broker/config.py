@@ -3,10 +3,10 @@
 A properties file written for ``mqbroker`` loads unchanged. Its keys fall in three groups:
 
 * :class:`BrokerConfig` holds what has an effect in the broker;
-* its section ``store`` holds what has an effect in the message store, and its section
-  ``replication`` what has one between a master and its slaves;
+* its sections ``store``, ``replication`` and ``pop`` hold what has an effect in the message store,
+  between a master and its slaves, and on POP consumption;
 * its section ``ignored`` holds the rest (:mod:`skylark.broker.ignored_settings`), and refuses what
-  may not be ignored: access control, TLS, POP, a controller.
+  may not be ignored: access control, TLS, a controller.
 
 **Identity.** :func:`load_broker_config` works out what Java works out at start. A master has the id
 0 even if the file names another, and a slave must have a greater one. Without ``brokerName`` the
@@ -35,6 +35,7 @@ from typing import Annotated, Final
 import msgspec
 
 from skylark.broker.ignored_settings import IgnoredSettings
+from skylark.broker.pop_settings import PopConfig
 from skylark.core.config import (
     Config,
     InvalidConfigError,
@@ -194,9 +195,6 @@ class BrokerConfig(Config, frozen=True, kw_only=True):
         bool, Setting("Answer requests 21 and 201 in pages, if the caller asks for that.")
     ] = True
     split_metadata_size: Annotated[int, Setting("Most entries of such a page.", minimum=1)] = 2_000
-    revive_queue_num: Annotated[
-        int, Setting("Queues of the POP revive topic.", minimum=1, maximum=_INT_MAX)
-    ] = 8
 
     # --- send ---
 
@@ -454,6 +452,7 @@ class BrokerConfig(Config, frozen=True, kw_only=True):
         Setting("How often a slave copies the tables of its master.", unit="ms", minimum=100),
     ] = 10_000
 
+    pop: PopConfig = PopConfig()
     replication: ReplicationConfig = ReplicationConfig()
     ignored: IgnoredSettings = IgnoredSettings()
 

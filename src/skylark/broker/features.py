@@ -522,6 +522,8 @@ class AdminFeature(Feature):
             stats=stats.broker_stats,
             sampler=stats.sampler,
             cold_reads=pull.cold_reads,
+            popped_count=lambda *queue: stats.lags.popped_count(*queue),
+            popped_report=lambda *message: stats.lags.popped_report(*message),
             timer=delay.timer,
             delay_progress=delay.schedule.progress,
             delay_offsets=delay.schedule.offsets if slave.sync is None else slave.sync.delays,

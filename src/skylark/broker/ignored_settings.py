@@ -71,24 +71,25 @@ IGNORED: Final[dict[str, str]] = {
         aclEnable=false authenticationEnabled=false authorizationEnabled=false
         migrateAuthFromV1Enabled=false
         """,
-    "POP consumption is not built yet": """
-        appendAckAsync=false appendCkAsync=false defaultMessageRequestMode=PULL
-        defaultPopShareQueueNum=-1 enableNotifyAfterPopOrderLockRelease=true
-        enableNotifyBeforePopCalculateLag=true enablePopBatchAck=false enablePopBufferMerge=false
-        enablePopLog=false enablePopMessageThreshold=false enablePopMetrics=true
-        enableRetryTopicV2=false enableSkipLongAwaitingAck=false initPopOffsetByCheckMsgInMem=true
-        maxMessageFilterNumForNotification=64 maxPopPollingSize=100000 popCkMaxBufferSize=200000
-        popCkOffsetMaxQueueSize=20000 popCkStayBufferTime=10000 popCkStayBufferTimeOut=3000
+    "acks and check-points never block a thread": "appendAckAsync=false appendCkAsync=false",
+    "a check-point that leaves memory is written with its acks": "enablePopBatchAck=false",
+    "the revive reads what arrives, and sleeps without check-points": """
+        reviveMaxSlow=3 reviveScanTime=10000
+        """,
+    "acks without a check-point hold up nothing": """
+        enableSkipLongAwaitingAck=false reviveAckWaitMs=180000
+        """,
+    "the log does not have a line per message": "enablePopLog=false",
+    "metrics of POP are always counted": "enablePopMetrics=true",
+    "the lag of pop groups needs no notice": "enableNotifyBeforePopCalculateLag=true",
+    "the state of POP is kept in the revive topics; RocksDB is not supported": """
         popConsumerFSServiceInit=true popConsumerKVServiceEnable=false
-        popConsumerKVServiceInit=false popConsumerKVServiceLog=false popFromRetryProbability=20
-        popFromRetryProbabilityForPriority=0 popInflightMessageThreshold=10000
-        popLongPollingForceNotifyInterval=800 popPollingMapExpireTimeSeconds=600
-        popPollingMapSize=100000 popPollingSize=1024 popResponseReturnActualRetryTopic=false
-        popReviveConcurrency=32 popReviveMaxAttemptTimes=16 popReviveMaxReturnSizePerRead=16384
-        popReviveSkipIfGroupAbsent=true priorityOrderAsc=true
-        retrieveMessageFromPopRetryTopicV1=true reviveAckWaitMs=180000 reviveInterval=1000
-        reviveMaxSlow=3 reviveScanTime=10000 skipWhenCKRePutReachMaxTimes=false
-        useMessageFilterForNotification=true useSeparateRetryQueue=false
+        popConsumerKVServiceInit=false popConsumerKVServiceLog=false popReviveConcurrency=32
+        popReviveMaxAttemptTimes=16 popReviveMaxReturnSizePerRead=16384
+        popReviveSkipIfGroupAbsent=true
+        """,
+    "waiting pops are indexed exactly; nothing expires": """
+        popPollingMapExpireTimeSeconds=600 popPollingMapSize=100000
         """,
     "light message queues and lite topics are not supported": """
         enableLiteEventMode=true enableLitePopLog=false enableLmqQuota=false enableLmqStats=false
@@ -215,7 +216,9 @@ _NO_ACCESS_CONTROL: Final = (
     "access control is not built yet; until then bind to loopback, or let a firewall decide who"
     " reaches the broker"
 )
-_NO_POP: Final = "POP consumption is not built yet; push and pull consumers are served"
+_NO_POP_ROCKSDB: Final = (
+    "RocksDB is not supported; the state of POP is kept in the revive topics, as by Java's default"
+)
 _NO_ROCKSDB: Final = "RocksDB is not supported; the files of the default store hold the same data"
 _NO_CONTROLLER: Final = "brokers do not change their roles by themselves; use masters with slaves"
 _NAMES: Final = "write the addresses of the name servers into namesrvAddr"
@@ -229,13 +232,8 @@ REFUSED: Final[dict[str, tuple[Scalar, str]]] = {
     "migrateAuthFromV1Enabled": (False, _NO_ACCESS_CONTROL),
     "useTLS": (False, "TLS is not built yet"),
     "socksProxyConfig": ("{}", "a proxy between broker and name server is not supported"),
-    "defaultMessageRequestMode": ("PULL", _NO_POP),
-    "enablePopBatchAck": (False, _NO_POP),
-    "enablePopBufferMerge": (False, _NO_POP),
-    "enablePopMessageThreshold": (False, _NO_POP),
-    "enableRetryTopicV2": (False, _NO_POP),
-    "popConsumerKVServiceEnable": (False, _NO_POP),
-    "popConsumerKVServiceInit": (False, _NO_POP),
+    "popConsumerKVServiceEnable": (False, _NO_POP_ROCKSDB),
+    "popConsumerKVServiceInit": (False, _NO_POP_ROCKSDB),
     "enableSlaveActingMaster": (False, _NO_CONTROLLER),
     "enableRemoteEscape": (False, _NO_CONTROLLER),
     "controllerAddr": ("", _NO_CONTROLLER),

@@ -155,6 +155,7 @@ def _with_start_values(stated: BrokerConfig, started: BrokerConfig) -> BrokerCon
     return replace(
         stated,
         store=replace(stated.store, **kept["store",]),
+        pop=replace(stated.pop, **kept["pop",]),
         replication=replace(stated.replication, **kept["replication",]),
         **kept[()],
     )

@@ -34,9 +34,12 @@ from skylark.broker.api import (
     code_of,
 )
 from skylark.broker.transaction.half_batches import SendHalvesRequest
+from skylark.core.names import topic_of_pop_retry
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import HeartbeatData
+from skylark.wire.bodies.pop_body import BatchAckMessageRequestBody
 from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.headers.pop import AckMessageRequestHeader, ChangeInvisibleTimeRequestHeader
 
 
 class Rule(NamedTuple):
@@ -91,6 +94,20 @@ def _pulled(request: PullRequest) -> list[Resource]:
     return _topic_and_group(request.header.consumer_group, request.header.topic)
 
 
+def _popped(header: Any) -> list[Resource]:
+    return _topic_and_group(header.consumer_group, header.topic)
+
+
+def _acked(header: Any) -> list[Resource]:
+    """The topic as subscribed: its retry topics belong to the group."""
+    group = header.consumer_group
+    return _topic_and_group(group, topic_of_pop_retry(header.topic, group))
+
+
+def _acked_together(body: BatchAckMessageRequestBody) -> list[Resource]:
+    return list(dict.fromkeys(resource for ack in body.acks for resource in _acked(ack)))
+
+
 def _of_header(request: Any) -> list[Resource]:
     return _topic(request.header.topic)
 
@@ -109,6 +126,12 @@ def _decided(
 #: The methods of each service; those of services that are not here are no operations of clients.
 METHODS: Final[dict[str, dict[str, Rule]]] = {
     "pulls": {"pull": Rule(RequestCode.PULL_MESSAGE, _pulled)},
+    "pops": {
+        "pop": Rule(RequestCode.POP_MESSAGE, _popped),
+        "peek": Rule(RequestCode.PEEK_MESSAGE, _popped),
+        "notify": Rule(RequestCode.NOTIFICATION, _popped),
+        "waiting_count": Rule(RequestCode.POLLING_INFO, _popped),
+    },
     "offsets": {
         "committed": Rule(RequestCode.QUERY_CONSUMER_OFFSET, _topic_and_group),
         "commit": Rule(RequestCode.UPDATE_CONSUMER_OFFSET, _topic_and_group),
@@ -144,6 +167,9 @@ PUTS: Final[dict[type, Rule]] = {
     ),
     ReplyRequest: Rule(RequestCode.SEND_REPLY_MESSAGE_V2, _of_header),
     RecallRequest: Rule(RequestCode.RECALL_MESSAGE, _of_header),
+    AckMessageRequestHeader: Rule(RequestCode.ACK_MESSAGE, _acked),
+    BatchAckMessageRequestBody: Rule(RequestCode.BATCH_ACK_MESSAGE, _acked_together),
+    ChangeInvisibleTimeRequestHeader: Rule(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, _acked),
 }
 #: The request codes whose handlers call a service, which calls the interceptors.
 INTERCEPTED_CODES: Final = frozenset(

@@ -72,6 +72,7 @@ class SavedTable(Generic[TableT]):
         *,
         interval_ms: Callable[[], int] | None = None,
         changes: Callable[[], int] | None = None,
+        before_write: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.name = file.name
         self.interval_ms = interval_ms
@@ -79,6 +80,7 @@ class SavedTable(Generic[TableT]):
         self._saver = saver
         self._file = file
         self._snapshot = snapshot
+        self._before_write = before_write
         self._changes = changes
         self._changes_seen = changes() if changes is not None else 0
         # What is on disk, for a table that does not count its changes.
@@ -130,6 +132,8 @@ class SavedTable(Generic[TableT]):
             marked = self._marked
             try:
                 table = self._snapshot()
+                if self._before_write is not None:
+                    await self._before_write()
                 await self._saver.save(self._file, table)
             except Exception as error:  # noqa: BLE001 - raised in those that wait
                 self._write_failed(error)
@@ -198,12 +202,23 @@ class TableSaver:
         *,
         interval_ms: Callable[[], int],
         changes: Callable[[], int] | None = None,
+        before_write: Callable[[], Awaitable[None]] | None = None,
     ) -> SavedTable[TableT]:
         """Write the table at intervals, if it has changed.
 
         ``changes`` is a number that goes up with each change; without it, snapshots are compared.
+        ``before_write`` waits, after the snapshot, until the disk has what the snapshot depends on;
+        it raises StoreError to give up this write.
         """
-        return self._add(SavedTable(self, file, snapshot, interval_ms=interval_ms, changes=changes))
+        table = SavedTable(
+            self,
+            file,
+            snapshot,
+            interval_ms=interval_ms,
+            changes=changes,
+            before_write=before_write,
+        )
+        return self._add(table)
 
     async def start(self) -> None:
         self.is_running = True

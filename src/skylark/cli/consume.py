@@ -1,6 +1,6 @@
 """``skylark consume``: prints the stored and the new messages of a topic.
 
-There are three modes, which differ in what they commit:
+There are four modes, which differ in what they commit:
 
 ================  ==============================================================================
 without a group   registers and commits nothing; every run sees all messages
@@ -8,6 +8,9 @@ without a group   registers and commits nothing; every run sees all messages
                   printed, and the next run continues after it
 ``--broadcast``   joins the group and reads all queues, independent of other members; its offsets
                   are in a file on this machine (``~/.rocketmq_offsets``)
+``--pop``         joins the group and takes messages from any queue, as other pop consumers of it
+                  do; acknowledges what it has printed. The rest is delivered to others, after
+                  a minute at the latest
 ================  ==============================================================================
 
 Without a group, stored messages are printed in the order of their store time over all queues (as
@@ -43,6 +46,7 @@ from skylark.cli.command_helpers import (
     parse_position,
     topic_argument,
 )
+from skylark.cli.consume_pop import consume_pop
 from skylark.cli.consume_print import FORMS, Form, Printer
 from skylark.cli.exit_codes import translated_errors
 from skylark.cli.output import Output
@@ -87,6 +91,7 @@ class Wanted:
     broadcast: bool = False
     sql: str | None = None
     last: int | None = None
+    pop: bool = False
 
 
 @click.command(
@@ -118,6 +123,11 @@ class Wanted:
     "--broadcast", is_flag=True, help="With --group: read all queues, as a broadcast consumer."
 )
 @click.option(
+    "--pop",
+    is_flag=True,
+    help="With --group: take messages from any queue and acknowledge each, as a pop consumer.",
+)
+@click.option(
     "--format",
     "form",
     type=click.Choice(FORMS),
@@ -142,6 +152,7 @@ def command(
     follow: bool,
     group: str | None,
     broadcast: bool,
+    pop: bool,
     form: Form | None,
     last: int | None,
     tags: str | None,
@@ -161,12 +172,16 @@ def command(
         )
     if broadcast and group is None:
         raise click.UsageError("--broadcast needs --group: offsets are stored per group")
+    if pop and (group is None or broadcast):
+        raise click.UsageError("--pop needs --group, and excludes --broadcast")
     if last is not None and (start, group) != (None, None):
         raise click.UsageError("--last is a start position: leave out --from and --group")
     position = parse_position(start or "earliest", "--from")
-    wanted = Wanted(topic, position, follow, tags, queue, broadcast, sql, last)
+    wanted = Wanted(topic, position, follow, tags, queue, broadcast, sql, last, pop)
     if group is not None and isinstance(wanted.start, int):
         raise click.UsageError("with --group, --from is earliest, latest or a time, not an offset")
+    if pop and isinstance(wanted.start, datetime):
+        raise click.UsageError("with --pop, --from is earliest or latest")
     _check_filter(wanted)
     context.configure_logging(
         "error"
@@ -176,6 +191,8 @@ def command(
         options = client_options(given_namesrv())
         if group is None:
             work = _consume_plain(printer, wanted, options)
+        elif pop:
+            work = consume_pop(printer, wanted, options, group, GROUP_IDLE_S)
         else:
             work = _consume_group(printer, wanted, options, group)
         asyncio.run(_until_signal(work))

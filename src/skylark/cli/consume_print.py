@@ -10,6 +10,7 @@ body      the bytes of the body and a line feed, which ``skylark produce`` can r
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from skylark.cli.output import Output, cell_text
@@ -38,7 +39,11 @@ class Printer:
         """Whether the maximum count has been printed."""
         return self._left == 0
 
-    def show(self, messages: list[MessageExt]) -> list[MessageExt]:
+    def at_most(self, count: int) -> int:
+        """How many messages are still to be printed, up to ``count``."""
+        return count if self._left is None else min(count, self._left)
+
+    def show(self, messages: Sequence[MessageExt]) -> Sequence[MessageExt]:
         """Print messages up to the maximum count; returns the printed ones."""
         shown = messages if self._left is None else messages[: self._left]
         if self._form == "body":

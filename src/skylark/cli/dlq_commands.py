@@ -132,8 +132,8 @@ def redrive(
         None if until is None else parse_time(until, "--until"),
     )
     letters = call_admin(lambda admin: admin.dlq.of(group))
-    if not dry_run:
-        count = letters.count if where or restart else letters.pending
+    count = letters.count if where or restart else letters.pending
+    if count and not dry_run:
         what = "those that match" if where else "them"
         confirm(f"Read {count} dead letters of {group} and send {what} again?", yes=yes)
     with context.output.progress(f"dead letters of {group}", letters.count) as step:
@@ -148,7 +148,8 @@ def redrive(
                 **given,
             ),
         )
-    _show_report(context, report)
+    passed = 0 if restart or where is not None else letters.count - letters.pending
+    _show_report(context, report, passed)
     if not report.is_complete:
         ctx.exit(ExitCode.FAILED)
 
@@ -177,20 +178,29 @@ def _filter(
     return matches
 
 
-def _show_report(context: CliContext, report: RedriveReport) -> None:
+def _show_report(context: CliContext, report: RedriveReport, passed: int) -> None:
+    """``passed``: dead letters that this run did not read, because earlier ones processed them.
+
+    JSON output does not count them; ``dlq list`` has the difference of ``letters`` and ``pending``.
+    """
     import msgspec
 
     if context.output.is_json:
         document = {**msgspec.structs.asdict(report), "is_complete": report.is_complete}
         context.output.record(document)
         return
-    context.output.rows(LETTER_COLUMNS, report.letters)
-    context.output.gap()
     counts = report.counts
+    before = counts.already + passed
+    if report.letters:
+        context.output.rows(LETTER_COLUMNS, report.letters)
+        context.output.gap()
+    elif passed and not counts.total:
+        what = f"all {passed} were sent" if passed > 1 else "the only one was sent"
+        context.output.info(f"nothing to send: {what} before (--restart repeats them)")
     context.output.record(
         {
             "would be sent" if report.dry_run else "sent": counts.sent,
-            "sent before": counts.already,
+            "sent before": before,
             "left out": counts.filtered,
             "failed": counts.failed,
         }

@@ -51,7 +51,7 @@ def command(ctx: click.Context, data: Path | None, every: bool, timeout: str) ->
         raise click.UsageError("--all finds the data folders: leave out --data")
     timeout_s = duration_s(timeout, "--timeout")
     context: CliContext = ctx.obj
-    found = _find_in(data.absolute()) if data is not None else _find_all()
+    found = _find_in(data.absolute()) if data is not None else _find_all_or_raise()
     try:
         if len(found) > 1 and not every:
             shown = ", ".join(f"--data {each.data}" for each in found)
@@ -75,17 +75,33 @@ def _find_in(data: Path) -> list[Supervisor]:
     return [supervisor]
 
 
-def _find_all() -> list[Supervisor]:
-    """Clusters on the user's data folder, and detached ones on temporary folders."""
+def _find_all_or_raise() -> list[Supervisor]:
+    from skylark.admin.errors import NotFoundError
+
+    found = find_all()
+    if not found:
+        raise NotFoundError(
+            f"no skylark up runs on {user_data_folder().absolute()}, and none detached on a"
+            " temporary folder: if it has another folder, give --data"
+        )
+    return found
+
+
+def find_all(without: Path | None = None) -> list[Supervisor]:
+    """Clusters on the user's data folder, and detached ones on temporary folders.
+
+    ``without``: a folder that this process has locked, which a look into it could unlock.
+    """
     import tempfile
 
-    from skylark.admin.errors import NotFoundError
     from skylark.core.errors import SkylarkError
     from skylark.launch.data_folder_lock import LOCK_NAME, Supervisor
 
     own = user_data_folder().absolute()
-    found = [supervisor] if (supervisor := Supervisor.find(own)) else []
+    found = [supervisor] if own != without and (supervisor := Supervisor.find(own)) else []
     for path in sorted(Path(tempfile.gettempdir()).glob(f"skylark-*/{LOCK_NAME}")):
+        if path.parent == without:
+            continue
         with suppress(OSError, SkylarkError):  # unreadable, or not a data folder
             if not _is_own(path.parent):
                 continue
@@ -94,11 +110,6 @@ def _find_all() -> list[Supervisor]:
                 found.append(other)
             elif other is not None:
                 other.close()
-    if not found:
-        raise NotFoundError(
-            f"no skylark up runs on {own}, and none detached on a temporary folder:"
-            " if it has another folder, give --data"
-        )
     return found
 
 

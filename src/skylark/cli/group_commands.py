@@ -7,7 +7,8 @@ ends there, ``--yes`` continues without confirmation.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -39,6 +40,7 @@ QUEUE_COLUMNS: Columns = {
     "consumer_offset": "consumer_offset",
     "lag": "lag",
     "in_flight": "in_flight",
+    "invisible": "popped_in_flight",  # of these, popped and not acknowledged
     "consumed_up_to": lambda entry: format_time(entry.last_time_ms),  # store time
     "client_id": "client_id",
 }
@@ -67,7 +69,7 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Only show the new
 
 @click.group("group")
 def command() -> None:
-    """List, describe, reset and delete consumer groups."""
+    """List, describe, change, reset and delete consumer groups."""
 
 
 # ---- queries -------------------------------------------------------------------------------------
@@ -120,8 +122,10 @@ def describe(context: CliContext, group: str, owners: bool) -> None:
 
     found = call_admin(lambda admin: admin.groups.describe(group, with_owners=owners))
     queues = records(QUEUE_COLUMNS, found.progress.queues)
-    if not found.is_online:  # nothing is in flight: what members had pulled is delivered again
-        queues = [{**queue, "in_flight": 0} for queue in queues]
+    if (
+        not found.is_online
+    ):  # what members had pulled is delivered again; popped messages are hidden
+        queues = [{**queue, "in_flight": queue["invisible"]} for queue in queues]
     if context.output.is_json:
         progress = {**msgspec.structs.asdict(found.progress), "queues": queues}
         document = {**msgspec.structs.asdict(found), "progress": progress}
@@ -241,6 +245,56 @@ def _apply_plans(context: CliContext, plans: list[ResetPlan], *, dry_run: bool, 
         context.output.info(
             "the brokers have notified the members; offsets change when the members have applied it"
         )
+
+
+# ---- mode ----------------------------------------------------------------------------------------
+
+
+@command.command("mode", epilog="Example: skylark group mode orders billing pop")
+@click.argument("topic", type=TOPIC)
+@group_argument
+@click.argument("mode", type=click.Choice(("pop", "pull")), required=False)
+@namesrv_option
+@click.option(
+    "--share-queues",
+    type=click.IntRange(min=0),
+    help="With pop: each member takes messages of its own queues and of those of so many other"
+    " members; 0: of all queues.  [default: 0]",
+)
+@click.pass_obj
+def mode(
+    context: CliContext,
+    topic: str,
+    group: str,
+    mode: Literal["pull", "pop"] | None,
+    share_queues: int | None,
+) -> None:
+    """Set how a group gets the messages of a topic, or show it.
+
+    With pull each queue belongs to one member; with pop members take messages from any queue and
+    acknowledge each. It takes effect for members whose queues brokers assign: Python's
+    PushConsumer with mode="pop" or "auto", Java's with setClientRebalance(false).
+
+    Without MODE it shows the mode on each broker, which is the broker's default if none was set.
+    """
+    modes: Mapping[str, str | None]
+    if mode is None:
+        if share_queues is not None:
+            raise click.UsageError("--share-queues needs a mode: skylark group mode T G pop")
+        modes = call_admin(lambda admin: admin.groups.modes(topic, group))
+    else:
+        count = share_queues or 0
+        brokers = call_admin(
+            lambda admin: admin.groups.set_mode(topic, group, mode, share_queues=count)
+        )
+        modes = dict.fromkeys(brokers, mode)
+    context.output.rows(
+        ("topic", "group", "broker", "mode"),
+        (
+            {"topic": topic, "group": group, "broker": broker, "mode": each}
+            for broker, each in sorted(modes.items())
+        ),
+    )
 
 
 # ---- delete --------------------------------------------------------------------------------------

@@ -56,7 +56,8 @@ COMMANDS: dict[str, LazyCommand] = {
     ),
     "down": LazyCommand("skylark.cli.down:command", "Stop a cluster that skylark up started."),
     "group": LazyCommand(
-        "skylark.cli.group_commands:command", "List, describe, reset and delete consumer groups."
+        "skylark.cli.group_commands:command",
+        "List, describe, change, reset and delete consumer groups.",
     ),
     "job": LazyCommand("skylark.cli.job:command", "Run data jobs on Spark."),
     "message": LazyCommand(

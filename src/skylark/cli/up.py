@@ -11,6 +11,8 @@ stops the cluster.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -263,6 +265,7 @@ async def _serve(
     stop: asyncio.Event,
 ) -> None:
     """Run the cluster until ``stop`` is set; keeps the file ``log`` small."""
+    from skylark.core.errors import TransportError
     from skylark.launch.local_cluster import Cluster
 
     cluster = Cluster(options, child_arguments=child_arguments)
@@ -275,8 +278,29 @@ async def _serve(
 
     try:
         await run_until(_work(cluster, topics, is_ready, log), stop)  # also stops during the start
+    except TransportError as error:
+        is_in_use = os.strerror(errno.EADDRINUSE) in str(error)
+        if is_in_use and (others := _other_clusters(options.data)) is not None:
+            raise type(error)(str(error), hint=others) from error
+        raise
     finally:
         await cluster.stop()
+
+
+def _other_clusters(data: Path) -> str | None:
+    """How to stop another cluster of this user, which may have the port; None without one."""
+    from contextlib import suppress
+
+    from skylark.cli.down import find_all
+    from skylark.core.errors import SkylarkError
+
+    with suppress(OSError, SkylarkError):
+        found = find_all(without=data)
+        for each in found:
+            each.close()
+        if found:
+            return f"a skylark up of yours runs on {found[0].data}: skylark down stops it"
+    return None
 
 
 def _resolver() -> Callable[[str], Coroutine[Any, Any, None]]:

@@ -5,6 +5,8 @@ A separate module, so that an application can import them without the code that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from skylark.core.errors import ClientError, RemoteProtocolError
@@ -31,6 +33,24 @@ class MissingError(ClientError):
             f" on at {missing.available}"
         )
         self.missing = missing
+
+
+class ReceiptExpiredError(ClientError):
+    """A popped message was held for longer than its invisible time, so others may have it now.
+
+    An acknowledgement would have no effect. ``messages`` are those concerned.
+    """
+
+    def __init__(self, messages: Sequence[object]) -> None:
+        first = messages[0]
+        text = f"the invisible time of {first} is over"
+        if len(messages) > 1:
+            text = f"the invisible time of {len(messages)} messages is over, the first is {first}"
+        super().__init__(
+            f"{text}: it may be delivered again",
+            hint="raise invisible=, call extend() in time, or receive fewer messages at once",
+        )
+        self.messages = tuple(messages)
 
 
 class UndecodableError(RemoteProtocolError):

@@ -41,7 +41,7 @@ from skylark.client.core.serializers import (
     msgpack_serializer,
 )
 from skylark.client.core.service_state import ServiceState
-from skylark.client.errors import Missing, MissingError, UndecodableError
+from skylark.client.errors import Missing, MissingError, ReceiptExpiredError, UndecodableError
 from skylark.client.metrics import default_registry
 from skylark.client.producer.queue_selector import select_by_hash, select_randomly
 from skylark.core.errors import (
@@ -122,6 +122,7 @@ __all__ = [
     "NoRouteError",
     "ProtocolError",
     "QueryNotFoundError",
+    "ReceiptExpiredError",
     "Registry",
     "RemoteProtocolError",
     "RequestNotSupportedError",

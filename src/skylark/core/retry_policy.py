@@ -1,12 +1,16 @@
 """The dead-letter decision: retry a message that a consumer could not process, or give it up.
 
-Two requests use :func:`decide_retry`:
+Two requests of the broker, and those who hand out popped messages, use :func:`decide_retry`:
 
 * send back (36): the broker makes the copy. The stored message has the number of earlier retries,
   so it has failed once more than that;
 * a plain send to the retry topic of the group, by a client that made the copy itself. The client
   has already increased the number, so the message has failed that often. The delay, if any, is in
-  the properties of the copy, and there is nothing to postpone here.
+  the properties of the copy, and there is nothing to postpone here;
+* a pop consumer or a proxy, for a message that could not be processed. The message has the number
+  of earlier retries. To postpone it is to change its invisible time; a dead letter is sent back
+  (36) with a level below 0 and then acknowledged. The broker itself makes no dead letters of
+  popped messages: it delivers them until a consumer decides.
 
 ::
 

@@ -46,6 +46,7 @@ BROKER_COUNT_MAX: Final = len(ascii_lowercase)
 LOOPBACK: Final = "127.0.0.1"
 #: Settings for local use instead of Java's defaults; ``skylark broker`` has Java's.
 FRIENDLY: Final = {
+    "enablePopBufferMerge": "true",
     "enablePropertyFilter": "true",
     "recallMessageEnable": "true",
     "traceTopicEnable": "true",

@@ -71,7 +71,8 @@ class TransactionMetricsTable(ConfigTable, kw_only=True):
 class ConsumerOffsetTable(ConfigTable, kw_only=True):
     """``consumerOffset.json``: the offsets of each group.
 
-    ``offset_table`` has the committed offsets, ``pull_offset_table`` the pulled ones.
+    ``offset_table`` has the committed offsets, ``pull_offset_table`` the pulled ones. The last
+    four members are Skylark's; :mod:`skylark.broker.pop.pop_recovery` describes them.
     """
 
     data_version: DataVersion = DataVersion()
@@ -80,6 +81,10 @@ class ConsumerOffsetTable(ConfigTable, kw_only=True):
     #: Of light message queues, which have one queue each.
     lmq_offset_table: dict[str, Int64] | None = None
     group_topic_map: dict[str, list[str]] = msgspec.field(default_factory=dict)  # derived
+    log_offset: Int64 | None = None
+    pop_merged: bool | None = None
+    copies_from: Int64 | None = None
+    copies_left: list[Int64] | None = None
 
     def derive(self) -> None:
         topics: dict[str, list[str]] = {}

@@ -503,6 +503,21 @@ class MessageStore:
             self._commit.wake()
         self._flush.wait(self.log.files.wrote_end, answer)
 
+    @property
+    def disk_wait_count(self) -> int:
+        """Callers that wait until the log is on disk."""
+        return 0 if self._flush is None else self._flush.waiting_count
+
+    @property
+    def failed_sync_count(self) -> int:
+        """Syncs of the log that failed; each of them is repeated."""
+        return 0 if self._flush is None else self._flush.error_count
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the store has begun to close: nothing more is synced on request."""
+        return self._has_stopped
+
     def delete_topic(self, topic: str) -> None:
         """Delete the queues of a topic; its records stay in the log until they expire.
 

@@ -211,6 +211,8 @@ class LocalBroker:
         await broker.features.registration.announced()
         if self._virtual is not None:
             self._exit.callback(self._virtual.on_advance(broker.clock_advanced))
+            store = broker.features.store  # a thread syncs its log, in real time
+            self._exit.callback(self._virtual.hold_while(lambda: store.disk_wait_count > 0))
 
     async def stop(self) -> None:
         await self._exit.aclose()

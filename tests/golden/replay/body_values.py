@@ -12,6 +12,7 @@ those of the run; the order of its properties is that of a hash table in Java.
 from __future__ import annotations
 
 import struct
+from operator import itemgetter
 from typing import Any, Final
 
 from skylark.wire.codes import RequestCode
@@ -69,7 +70,10 @@ def body_values(request_code: int, body: bytes | None) -> Any:
     if not body:
         return None
     if is_records(body):
-        return [record_values(record) for record in iter_records(body)]
+        values = [record_values(record) for record in iter_records(body)]
+        if request_code == RequestCode.POP_MESSAGE:  # begins at a random queue
+            values.sort(key=itemgetter("queue"))
+        return values
     if body[:1] in (b"{", b"["):
         return json_values(parse(body), OF_THE_RUN.get(request_code, frozenset()))
     if request_code == RequestCode.GET_BROKER_CONFIG:

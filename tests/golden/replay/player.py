@@ -217,6 +217,8 @@ class Places:
         self._log_offsets: dict[int, int] = {}
         #: Id of a message -> where we stored it: place in the log, place in its queue.
         self._stored: dict[str, tuple[str, str]] = {}
+        #: Time and revive queue of a recorded pop -> those of ours.
+        self._pops: dict[tuple[str, str], tuple[str, str]] = {}
 
     def learn(self, recorded: Command, ours: Command) -> None:
         theirs, here = recorded.ext or {}, ours.ext or {}
@@ -224,6 +226,9 @@ class Places:
             log_offset = _log_offset(here["msgId"])
             self._log_offsets[_log_offset(theirs["msgId"])] = log_offset
             self._stored[here.get("transactionId", "")] = str(log_offset), here["queueOffset"]
+        if "popTime" in theirs and "popTime" in here:
+            pop = theirs["popTime"], theirs["reviveQid"]
+            self._pops[pop] = here["popTime"], here["reviveQid"]
         if is_records(recorded.body) and is_records(ours.body):
             found = {_place(record): record for record in iter_records(ours.body or b"")}
             for record in iter_records(recorded.body or b""):
@@ -235,6 +240,13 @@ class Places:
         ext = request.ext or {}
         if request.code == RequestCode.END_TRANSACTION:
             return with_half_place(request, *self._stored[ext["msgId"]])
+        if "extraInfo" in ext:
+            start, time, invisible, queue, *rest = ext["extraInfo"].split(" ")
+            time, queue = self._pops.get((time, queue), (time, queue))
+            handle = " ".join((start, time, invisible, queue, *rest))
+            return msgspec.structs.replace(
+                request, ext={**ext, "extraInfo": handle}, ext_entries=None
+            )
         recorded = ext.get(LOG_OFFSET_FIELDS.get(request.code, ""), "-1")
         if int(recorded) not in self._log_offsets:
             return request

@@ -34,7 +34,8 @@ final class Consumers {
      * Starts a push consumer. Options: those of {@link Producers#configure}, group, topic, tags or
      * sql (a filter), listener (concurrent, orderly), model (CLUSTERING, BROADCASTING), fail_times
      * (deliveries of each message that fail), retries (attempts after the first one), reply (the
-     * producer that sends a reply for each request), trace (report to the trace topic).
+     * producer that sends a reply for each request), trace (report to the trace topic), by_broker
+     * (brokers assign queues, and say whether to pop; only of releases 5.x).
      */
     void push(ClientDriver.Options options) throws Exception {
         String name = options.text("name");
@@ -48,6 +49,10 @@ final class Consumers {
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         if (options.has("retries")) {
             consumer.setMaxReconsumeTimes(options.number("retries"));
+        }
+        if (options.has("by_broker")) { // older releases do not have the method
+            consumer.getClass().getMethod("setClientRebalance", boolean.class)
+                .invoke(consumer, false);
         }
         if (options.has("sql")) {
             consumer.subscribe(options.text("topic"), MessageSelector.bySql(options.text("sql")));

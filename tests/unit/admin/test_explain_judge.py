@@ -9,7 +9,7 @@ from skylark.admin.explain_checks import Check, Status
 
 ORDER = (
     "message", "route", "queue", "group", "members", "subscription", "conflict", "filter",
-    "owner", "lock", "offset", "retry", "dlq", "trace",
+    "owner", "lock", "offset", "pop", "retry", "dlq", "trace",
 )  # fmt: skip
 
 
@@ -30,6 +30,10 @@ def found(**given: Status) -> list[Check]:
         ({"trace": "ok", "dlq": "not", "members": "not"}, True, "consumed: <trace>"),
         ({"dlq": "not", "retry": "not"}, False, "not consumed: <dlq>"),
         ({"retry": "not"}, False, "not consumed: <retry>"),
+        ({"pop": "not"}, False, "not consumed: <pop>"),
+        ({"pop": "not", "dlq": "not"}, False, "not consumed: <dlq>"),
+        ({"pop": "unknown"}, None, "unknown: <pop>"),
+        ({"pop": "unknown", "trace": "ok"}, True, "consumed: <trace>"),
         ({"message": "not"}, False, "not consumed: <message>"),
         ({"filter": "not"}, False, "not consumed: <filter>"),
         ({"members": "not", "filter": "unknown"}, None, "passed: the offset is past it"),
@@ -51,6 +55,13 @@ def test_verdicts(statuses: dict[str, Status], consumed: bool | None, said: str)
     verdict = judge(found(**statuses))
     assert verdict[0] is consumed
     assert verdict[1].startswith(said)
+
+
+def test_an_acknowledged_message_is_consumed_whatever_the_filter() -> None:
+    checks = [check for check in found(members="not", filter="unknown") if check.check != "pop"]
+    popped = Check(check="pop", status="ok", finding="it was popped and acknowledged, attempt 1")
+    expected = (True, "consumed: it was popped and acknowledged, attempt 1")
+    assert judge([*checks, popped]) == expected
 
 
 def test_a_group_that_nobody_could_ask_about() -> None:

@@ -17,7 +17,7 @@ from skylark.net.limits import NetLimits
 from skylark.store.config_tables import TopicTable
 from skylark.store.file_system import FileSystem
 from skylark.testing.memory_net import MemoryNetwork
-from skylark.testing.virtual_clock import VirtualClock
+from skylark.testing.virtual_clock import START_MS, VirtualClock
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.heartbeat import (
     ConsumeFromWhere,
@@ -186,11 +186,12 @@ async def stored(
     root: Path,
     files: FileSystem | None = None,
     api_interceptors: Iterable[ApiInterceptor] = (),
+    start_ms: int = START_MS,
     /,
     **given: str,
 ) -> AsyncIterator[Stored]:
     """A broker from start to stop; settings by their Java names."""
-    clock = VirtualClock()
+    clock = VirtualClock(start_ms)
     network = MemoryNetwork(clock=clock)
     broker = Broker(
         load_broker_config(texts(root, **given)),

@@ -35,7 +35,7 @@ def test_settings_in_use_are_not_called_ignored() -> None:
 def test_types_follow_from_the_defaults() -> None:
     kinds = {info.java: (info.kind, info.default) for info in settings(IgnoredSettings)}
     assert kinds["useTLS"] == (bool, False)
-    assert kinds["defaultPopShareQueueNum"] == (int, -1)
+    assert kinds["popReviveConcurrency"] == (int, 32)
     assert kinds["timerRocksDBRollMaxTps"] == (float, 8000.0)
     assert kinds["timerCheckMetricsWhen"] == (str, "05")  # not the number 5
     assert kinds["controllerAddr"] == (str, "")

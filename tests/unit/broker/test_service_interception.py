@@ -29,11 +29,20 @@ from skylark.wire.bodies.heartbeat import (
     LockBatchRequestBody,
     SubscriptionData,
 )
+from skylark.wire.bodies.pop_body import BatchAck, BatchAckMessageRequestBody
 from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.end_halves_body import HalfPlace, encode_places
 from skylark.wire.fastjson import encode_body
+from skylark.wire.headers.pop import (
+    AckMessageRequestHeader,
+    ChangeInvisibleTimeRequestHeader,
+    NotificationRequestHeader,
+    PeekMessageRequestHeader,
+    PollingInfoRequestHeader,
+    PopMessageRequestHeader,
+)
 from tests.unit.broker.fake_endpoint import (
     REPLY_TOPIC,
     FakeEndpoint,
@@ -97,7 +106,25 @@ def offsets(method: str, *args: object) -> Callable[[FakeEndpoint], Any]:
     return lambda endpoint: getattr(endpoint.services.offsets, method)(endpoint.peer, *args)
 
 
+def pops(method: str, header: object) -> Callable[[FakeEndpoint], Any]:
+    return lambda endpoint: getattr(endpoint.services.pops, method)(endpoint.peer, header)
+
+
 SUBSCRIPTION: Final = SubscriptionData(topic="T", sub_string="*")
+POPPED: Final[dict[str, Any]] = {"consumer_group": "g", "topic": "T"}
+#: A receipt handle of a retry: the resource is the topic that was subscribed to.
+ACKED: Final[dict[str, Any]] = {
+    "consumer_group": "g",
+    "topic": "%RETRY%g_T",
+    "queue_id": 0,
+    "extra_info": "0 1 1 0 1 b 0 0",
+    "offset": 0,
+}
+ACK: Final = AckMessageRequestHeader(**ACKED)
+CHANGE: Final = ChangeInvisibleTimeRequestHeader(**ACKED, invisible_time=1)
+BATCH_ACK: Final = BatchAckMessageRequestBody(
+    broker_name="b", acks=[BatchAck(consumer_group="g", topic="T", retry="1", bit_set="AQ==")]
+)
 CASES: Final = (
     Case("SEND_MESSAGE_V2", put(SendRequest(send_header("T"), b"x")), (TOPIC,)),
     Case("SEND_HALVES", put(SendHalvesRequest(send_header("T"), b"x")), (TOPIC,)),
@@ -105,6 +132,13 @@ CASES: Final = (
     Case("CONSUMER_SEND_MSG_BACK", put(send_back_request(0)), (GROUP,)),
     Case("SEND_REPLY_MESSAGE_V2", put(reply_request("A")), (Resource("topic", REPLY_TOPIC),)),
     Case("RECALL_MESSAGE", put(recall_request("?")), (TOPIC,)),
+    Case("ACK_MESSAGE", put(ACK), (TOPIC, GROUP)),
+    Case("CHANGE_MESSAGE_INVISIBLETIME", put(CHANGE), (TOPIC, GROUP)),
+    Case("BATCH_ACK_MESSAGE", put(BATCH_ACK), (TOPIC, GROUP)),
+    Case("POP_MESSAGE", pops("pop", PopMessageRequestHeader(**POPPED)), (TOPIC, GROUP)),
+    Case("PEEK_MESSAGE", pops("peek", PeekMessageRequestHeader(**POPPED)), (TOPIC, GROUP)),
+    Case("NOTIFICATION", pops("notify", NotificationRequestHeader(**POPPED)), (TOPIC, GROUP)),
+    Case("POLLING_INFO", pops("waiting_count", PollingInfoRequestHeader(**POPPED)), (TOPIC, GROUP)),
     Case("PULL_MESSAGE", lambda endpoint: endpoint.pull(), (TOPIC, GROUP)),
     Case("QUERY_CONSUMER_OFFSET", offsets("committed", "g", "T", 0), (TOPIC, GROUP)),
     Case("UPDATE_CONSUMER_OFFSET", offsets("commit", "g", "T", 0, 0), (TOPIC, GROUP)),
@@ -143,6 +177,14 @@ CASES: Final = (
 )
 
 
+#: Codes of results, not of errors.
+FOUND_NOTHING: Final = {
+    "PULL_MESSAGE": ResponseCode.PULL_NOT_FOUND,
+    "POP_MESSAGE": ResponseCode.POLLING_TIMEOUT,
+    "PEEK_MESSAGE": ResponseCode.PULL_NOT_FOUND,
+}
+
+
 def test_the_cases_are_all_operations() -> None:
     rules = [*PUTS.values(), *(rule for rules in METHODS.values() for rule in rules.values())]
     assert {case.name for case in CASES} == {rule.code.name for rule in rules}
@@ -171,7 +213,7 @@ async def test_an_interceptor_sees_each_operation(tmp_path: Path, case: Case) ->
         assert (peer, name, resources) == (endpoint.peer, case.name, list(case.resources))
         if case.name == "SEND_REPLY_MESSAGE_V2":
             code = 1  # stored, and not delivered
-        assert seen == (ResponseCode.PULL_NOT_FOUND if case.name == "PULL_MESSAGE" else code)
+        assert seen == FOUND_NOTHING.get(case.name, code)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -340,7 +382,7 @@ async def test_a_request_without_a_rule_is_not_handled(tmp_path: Path) -> None:
 
 
 def test_services_without_interceptors_are_not_wrapped() -> None:
-    services = BrokerServices(*[object()] * 7)  # type: ignore[arg-type]
+    services = BrokerServices(*[object()] * 8)  # type: ignore[arg-type]
     assert intercept(services, lambda _log_offset: None) is services
 
 

@@ -60,6 +60,10 @@ CONFIG: Final = Path("/store/config")
 SETTINGS_PATH: Final = "/broker.conf"
 
 
+async def no_pop(*_message: object) -> None:
+    """Nothing is popped in this broker."""
+
+
 class World:
     """A broker on a memory network, and its clients."""
 
@@ -128,6 +132,8 @@ class World:
             stats=self.stats,
             sampler=nothing,
             cold_reads=nothing,
+            popped_count=lambda *_: 0,
+            popped_report=no_pop,
             timer=None,
             delay_progress=dict,
             delay_offsets=nothing,

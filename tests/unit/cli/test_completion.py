@@ -84,7 +84,7 @@ def test_a_cluster_that_does_not_answer_completes_nothing() -> None:
 def test_every_client_command_says_how_it_is_used() -> None:
     """Each has a line of help, options with help, and an example."""
     found = client_commands()
-    assert len(found) == 29
+    assert len(found) == 30
     for name, command in found.items():
         assert command.get_short_help_str(200).endswith("."), name
         assert "Example" in (command.epilog or ""), name

@@ -372,6 +372,34 @@ def test_a_group_follows_and_commits_at_the_end(shell: Shell) -> None:
     assert shell.bodies(*group, "--no-follow") == []
 
 
+def test_pop_acknowledges_what_it_has_printed(shell: Shell) -> None:
+    pop = ("--pop", "--group", f"P-{shell.topic}", "--no-follow")
+    shell.produce("a", "b", "c", "d", "--shard", "s")
+    assert shell.bodies(*pop, "--count", "2") == ["a", "b"]
+    assert shell.bodies(*pop) == ["c", "d"]
+    assert shell.bodies(*pop) == []
+
+
+def test_pop_from_latest_skips_what_was_stored_before_the_group_was_new(shell: Shell) -> None:
+    pop = ("--pop", "--group", f"P-{shell.topic}", "--no-follow")
+    shell.produce("old", "older", "oldest")
+    assert shell.bodies(*pop, "--from", "latest") == []
+    shell.produce("a", "b", "--shard", "s")
+    assert shell.bodies(*pop, "--from", "latest") == ["a", "b"]  # it has offsets now
+    earliest = ("--pop", "--group", f"E-{shell.topic}", "--no-follow", "--from", "earliest")
+    assert sorted(shell.bodies(*earliest)) == ["a", "b", "old", "older", "oldest"]
+
+
+def test_pop_follows(shell: Shell) -> None:
+    shell.produce("x", "--tag", "B")
+    shell.produce("a", "--tag", "A")
+    with shell.following("--pop", "--group", f"P-{shell.topic}", "--tags", "A") as running:
+        assert running.body() == "a"
+        shell.produce("b", "--tag", "A")
+        assert running.body() == "b"
+        assert running.stop(signal.SIGINT) == (0, "", "")
+
+
 def test_only_a_group_leaves_a_trace(tmp_path: Path) -> None:
     data = tmp_path / "data"
     small = ("--set", "mappedFileSizeCommitLog=16777216", "--set", "maxIndexNum=2000")
@@ -426,6 +454,10 @@ def test_no_such_queue(shell: Shell) -> None:
         (("--from", "9" * 30), "is not earliest, latest, a time such as"),
         (("--from", "5", "--group", "G"), "with --group, --from is earliest, latest or a time"),
         (("--queue", "0", "--group", "G"), "leave out --queue or --group"),
+        (("--pop",), "--pop needs --group"),
+        (("--pop", "--group", "G", "--broadcast"), "and excludes --broadcast"),
+        (("--pop", "--group", "G", "--from", "1h"), "with --pop, --from is earliest or latest"),
+        (("--pop", "--group", "G", "--queue", "0"), "leave out --queue or --group"),
         (("--count", "0"), "0 is not in the range"),
         (("-n", "nowhere:x"), "nowhere:x"),
     ],

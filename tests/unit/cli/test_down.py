@@ -305,3 +305,18 @@ def test_it_is_not_killed_when_time_is_up(home: Path) -> None:
         late.stderr,
     )
     poll_until(lambda: not Path(f"/proc/{pid}").exists(), timeout_s=TIMEOUT_S, what="the late end")
+
+
+def test_a_second_up_names_the_cluster_that_may_have_the_port(tmp_path: Path) -> None:
+    first = run(tmp_path, "up", "--detach", *FREE_PORTS)
+    assert first.returncode == 0, first.stderr
+    try:
+        port = first.stdout.split("namesrv=")[1].split()[0].rpartition(":")[2]
+        second = run(tmp_path, "up", "--ephemeral", "--namesrv-port", port, "--broker-port", "0")
+    finally:
+        run(tmp_path, "down")
+    assert second.returncode == 1
+    assert second.stderr.splitlines()[-1].endswith(
+        "choose another --namesrv-port: a skylark up of yours runs on"
+        f" {tmp_path / '.local/share/skylark'}: skylark down stops it"
+    )

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from skylark import Message, MessageExt
-from skylark.sync import PushConsumer
+from skylark import ConsumeFromWhere, Message, MessageExt
+from skylark.sync import PopConsumer, PushConsumer
 from tests.unit.cli.shell import NOWHERE, Shell
 
 T = "group-test"
@@ -64,6 +64,40 @@ def test_members_and_what_they_subscribe_to(shell: Shell) -> None:
         assert any(line.split()[:1] == [consumer.client_id] for line in lines)
         kept = shell.run("group", "delete", "online", code=1, answer="n\n")
         assert "1 connected members would create the group again" in kept.stderr
+
+
+def test_popped_messages_are_in_flight_and_invisible(shell: Shell) -> None:
+    first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+    consumer = PopConsumer("poppers", shell.options, invisible=60, consume_from_where=first)
+    with consumer.subscribe(T):
+        messages = consumer.receive(2, wait=10)
+        assert [message.body for message in messages] == [b"a", b"b"]
+        consumer.ack(messages[0])
+
+        def shown() -> tuple[int, int]:
+            rows = shell.json("group", "describe", "poppers")["progress"]["queues"]
+            (row,) = [row for row in rows if row["topic"] == T]
+            return row["in_flight"], row["invisible"]
+
+        assert shown() == (1, 1)
+    assert shown() == (1, 1)  # also while no member is connected
+    text = shell.run("group", "describe", "poppers").stdout
+    assert "IN FLIGHT  INVISIBLE" in text
+
+
+def test_the_mode_of_a_group(shell: Shell) -> None:
+    expected = {"topic": T, "group": "g", "broker": "broker-a"}
+    for mode in ("pop", "pull"):
+        found = shell.json("group", "mode", T, "g", mode)
+        assert found == [{**expected, "mode": mode}]
+        assert shell.json("group", "mode", T, "g") == found  # without a mode it is shown
+    assert shell.lines("group", "mode", T, "g")[0].split() == ["TOPIC", "GROUP", "BROKER", "MODE"]
+    assert "does not exist" in shell.error("group", "mode", "nosuch", "g", code=4)
+    assert (
+        "needs a mode" in shell.run("group", "mode", T, "g", "--share-queues", "1", code=2).stderr
+    )
+    assert "push" in shell.run("group", "mode", T, "g", "push", code=2).stderr
+    assert "does not exist" in shell.error("group", "mode", "nosuch", "g", "pop", code=4)
 
 
 def test_a_reset_shows_first_where_it_would_go(shell: Shell) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from skylark import ClientOptions, Message
-from skylark.sync import Producer
+from skylark import ClientOptions, ConsumeFromWhere, Message
+from skylark.sync import PopConsumer, Producer
 from tests.unit.cli.shell import NOWHERE, Shell
 
 T = "message-test"
@@ -91,7 +91,7 @@ def test_the_account_of_a_message(shell: Shell, sent: dict[str, Any]) -> None:
     assert account["verdict"].startswith("passed: the offset is past it")
     assert [check["check"] for check in account["checks"]] == [
         "message", "route", "queue", "group", "members", "subscription", "conflict", "filter",
-        "owner", "lock", "offset", "retry", "dlq", "trace",
+        "owner", "lock", "offset", "pop", "retry", "dlq", "trace",
     ]  # fmt: skip
     lines = shell.lines(*explain, "--group", "nosuch")
     assert lines[-1].startswith(f"no      consumed  {sent['msg_id']} by nosuch: not consumed: ")
@@ -99,6 +99,38 @@ def test_the_account_of_a_message(shell: Shell, sent: dict[str, Any]) -> None:
     assert fix == "-> start a consumer, or check the name: `skylark group list` lists all"
     both = shell.lines(*explain)
     assert both[-1].startswith("?  ")
+
+
+def test_the_account_of_popped_messages(shell: Shell) -> None:
+    """The cluster merges check-points in memory, as ``skylark up`` does by default."""
+    topic, group = "message-test-popped", "explained-pop"
+    shell.create(topic)
+    ids = [shell.produce(topic, f"job {number}")[0]["msg_id"] for number in range(3)]
+    first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+    workers = PopConsumer(group, shell.options, invisible=60, consume_from_where=first)
+
+    def account(message_id: str) -> tuple[dict[str, str], Any, str]:
+        (found,) = shell.json("message", "explain", message_id, "--group", group)
+        findings = {check["check"]: check["finding"] for check in found["checks"]}
+        return findings, found["consumed"], found["verdict"]
+
+    with workers.subscribe(topic) as consumer:
+        messages = consumer.receive(2, wait=10)
+        assert len(messages) == 2
+        messages[1].ack()
+        findings, consumed, verdict = account(ids[0])
+        assert findings["pop"].startswith("popped at 20")
+        assert findings["pop"].endswith(", attempt 1")
+        assert "invisible until 20" in findings["pop"]
+        assert findings["offset"].startswith("popped up to offset 2, which is past offset 0")
+        assert (consumed, verdict) == (False, f"not consumed: {findings['pop']}")
+        findings, consumed, verdict = account(ids[1])
+        assert findings["pop"] == "it was popped and acknowledged, attempt 1"
+        assert (consumed, verdict) == (True, f"consumed: {findings['pop']}")
+        assert account(ids[2])[0]["pop"] == "no client has popped it"
+    findings, consumed, verdict = account(ids[0])  # nobody is connected; it is still invisible
+    assert findings["pop"].startswith("popped at 20")
+    assert (consumed, verdict) == (False, f"not consumed: {findings['pop']}")
 
 
 def test_the_account_of_a_group(shell: Shell, sent: dict[str, Any]) -> None:

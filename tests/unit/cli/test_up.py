@@ -234,7 +234,8 @@ def test_the_interrupt_key_ends_it_and_the_log_tells_what_a_person_wants_to_know
         code, output, log = running.end()
     assert (code, output) == (0, "")
     assert (
-        "settings other than Java's: enablePropertyFilter=true, recallMessageEnable=true\n" in log
+        "settings other than Java's: enablePopBufferMerge=true, enablePropertyFilter=true,"
+        " recallMessageEnable=true\n" in log
     )
     assert "does not exist" not in log  # that a new store is empty is no news
     assert log.endswith(" INFO    skylark.cli.foreground_server  stopped\n")

@@ -116,7 +116,15 @@ class World:
             load_broker_config(texts), network=self.network, clock=self.clock, in_thread=in_place
         )
         await broker.start()
-        self._forgets[broker] = self.clock.on_advance(broker.clock_advanced)
+        forget_advance = self.clock.on_advance(broker.clock_advanced)
+        store = broker.features.store  # a thread syncs its log, in real time
+        end_hold = self.clock.hold_while(lambda: store.disk_wait_count > 0)
+
+        def forget() -> None:
+            forget_advance()
+            end_hold()
+
+        self._forgets[broker] = forget
         self.brokers[name] = broker
         await self.clock.drain()
         return broker

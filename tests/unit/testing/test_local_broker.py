@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pytest
 
 from skylark import ClientOptions, Message, MessageExt, RetryLater, TxState, sync
-from skylark.aio import LitePullConsumer, Producer
+from skylark.aio import LitePullConsumer, PopConsumer, Producer
 from skylark.core.errors import ConfigError, SkylarkError
 from skylark.testing import START_MS, LocalBroker, MessageFaults, VirtualClock, broker
 from skylark.testing.memory_net import MemoryNetwork
@@ -175,6 +175,22 @@ async def test_faults_may_come_and_go() -> None:
 
 
 # ---- virtual time --------------------------------------------------------------------------------
+
+
+async def test_the_invisible_time_of_popped_messages_is_virtual() -> None:
+    async with broker(clock="virtual") as b:
+        topic = await b.topic()
+        popping = PopConsumer("workers", b.options, invisible=60).subscribe(topic)
+        async with b.producer() as producer, popping as consumer:
+            await producer.send(Message(topic, b"x"))
+            # The first pop waits for the disk, in real time: virtual time stands still.
+            before_ms = b.clock.now_ms()
+            (first,) = await b.clock.finish(consumer.receive())
+            assert b.clock.now_ms() - before_ms < 1_000
+            await b.clock.advance(minutes=2)
+            (again,) = await b.clock.finish(consumer.receive())
+            assert (first.attempt, again.attempt) == (1, 2)
+            await again.ack()
 
 
 @asynccontextmanager

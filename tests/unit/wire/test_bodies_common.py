@@ -87,8 +87,29 @@ def test_a_batch_ack_names_its_offsets() -> None:
     text = b'{"acks":[{"b":"AQI=","c":"g","q":1,"so":100,"t":"T"}],"brokerName":"b"}'
     (ack,) = decode_body(BatchAckMessageRequestBody, text).acks
     assert (ack.consumer_group, ack.topic, ack.queue_id) == ("g", "T", 1)
-    assert ack.offsets() == [100, 109]
+    assert ack.mask(0, 1_000) == 1 | 1 << 9
+    assert ack.offsets() == ack.offsets_of(ack.mask(0, 1_000)) == [100, 109]
     assert BatchAck(start_offset=5).offsets() == []
+
+
+@pytest.mark.parametrize(
+    ("start", "first", "end", "offsets"),
+    [
+        (100, 0, 109, [100]),
+        (100, 101, 110, [109]),
+        (100, 100, 101, [100]),
+        (100, 110, 200, []),
+        (100, 0, 100, []),
+        (-5, 0, 10, [4]),
+        (0, 10**17, 1 << 62, []),
+        (1 << 62, 0, 10, []),
+    ],
+)
+def test_offsets_outside_a_queue_are_cut_off(
+    start: int, first: int, end: int, offsets: list[int]
+) -> None:
+    ack = BatchAck(start_offset=start, bit_set=encode_bit_set([0, 9]))
+    assert ack.offsets_of(ack.mask(first, end)) == offsets
 
 
 @pytest.mark.parametrize("text", ["A", "@@@@", "AQI", "\u4e2d", "AAAA" * (BITS_MAX // 24 + 1)])

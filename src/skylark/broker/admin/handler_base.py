@@ -37,6 +37,7 @@ from skylark.replication.replication_service import Replication
 from skylark.store.file_system import FileSystem
 from skylark.store.message_store import MessageStore
 from skylark.wire.bodies.common_body import Body, MessageQueue
+from skylark.wire.bodies.stats import PoppedReport
 from skylark.wire.codes import RequestCode
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -64,6 +65,10 @@ class BrokerParts(NamedTuple):
     stats: BrokerStats
     sampler: StatsSampler
     cold_reads: ColdReads
+    #: Messages of a topic, group and queue that were popped and are in flight.
+    popped_count: Callable[[str, str, int], int]
+    #: Finds the last pop of a message of a topic, group, queue and offset.
+    popped_report: Callable[[str, str, int, int], Awaitable[PoppedReport | None]]
     #: None at a slave, and with ``timerWheelEnable=false``.
     timer: TimerService | None
     #: Returns, by delay level, up to where messages were delivered, and the end of the queue.

@@ -17,7 +17,7 @@ from skylark.wire.catalogue import name_of
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 
-_POP: Final = "this broker has no POP consumption yet: consume by pulling"
+_POP_ROLLBACK: Final = "the state of POP is kept in the revive topics, not in RocksDB"
 _LITE: Final = "this broker has no lite topics"
 _REPLICA: Final = "slaves do not act as masters yet: nothing has to be agreed upon"
 _CONTROLLER: Final = "there is no controller yet that could run this broker"
@@ -43,14 +43,7 @@ ACCESS_CONTROL: Final = dict.fromkeys(
 
 #: Code -> why it is refused.
 REFUSED: Final[dict[RequestCode, str]] = {
-    RequestCode.POP_MESSAGE: _POP,
-    RequestCode.ACK_MESSAGE: _POP,
-    RequestCode.BATCH_ACK_MESSAGE: _POP,
-    RequestCode.PEEK_MESSAGE: _POP,
-    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _POP,
-    RequestCode.NOTIFICATION: _POP,
-    RequestCode.POLLING_INFO: _POP,
-    RequestCode.POP_ROLLBACK: _POP,
+    RequestCode.POP_ROLLBACK: _POP_ROLLBACK,
     RequestCode.POP_LITE_MESSAGE: _LITE,
     RequestCode.LITE_SUBSCRIPTION_CTL: _LITE,
     RequestCode.ACK_LITE_MESSAGE: _LITE,

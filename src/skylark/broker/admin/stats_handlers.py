@@ -12,7 +12,8 @@ VIEW_BROKER_STATS_DATA (315)           one statistic by minute, hour and day
 A group has a topic if it has committed offsets for it; while the group is online, only if it still
 subscribes to it as well. Different from Java: 317 includes messages that were pulled and not
 committed yet (Java counts 0 and shows a negative sum), and for a group that never committed 303 has
-the time of the first message of the queue (Java: 1970).
+the time of the first message of the queue (Java: 1970). 208 also reports the last pop of a message
+that it names (:mod:`skylark.broker.pop.popped_lookup`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from skylark.net.success_response import success
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.stats import (
     OffsetWrapper,
+    PoppedReport,
     QueryConsumeTimeSpanBody,
     QueryCorrectionOffsetBody,
     QueueTimeSpan,
@@ -129,8 +131,16 @@ class StatsHandlers(AdminHandlers):
             if config is not None:
                 await self._add_progress(table, group, topic, config.read_queue_nums)
                 tps += self._broker.stats.get_tps(topic, group)
-        body = _consume_stats(table, tps)
+        body = _consume_stats(table, tps, await self._popped(header))
         return response_to(request, ResponseCode.SUCCESS, body=body)
+
+    async def _popped(self, header: GetConsumeStatsRequestHeader) -> PoppedReport | None:
+        """The last pop of the message that a request names; None where nothing is popped."""
+        broker, topic = self._broker, header.topic
+        queue_id, offset = header.popped_queue_id, header.popped_offset
+        if topic is None or queue_id is None or offset is None:
+            return None
+        return await broker.popped_report(topic, header.consumer_group, queue_id, offset)
 
     @handles(RequestCode.GET_BROKER_CONSUME_STATS)
     async def all_consume_stats(self, _connection: Connection, request: Command) -> Command:
@@ -179,6 +189,7 @@ class StatsHandlers(AdminHandlers):
                 broker_offset=self._broker.store.reader.max_offset(topic, queue_id),
                 consumer_offset=offset,
                 pull_offset=max(offset, self._broker.offsets.get_pulled(group, topic, queue_id)),
+                popped_in_flight=self._broker.popped_count(topic, group, queue_id) or None,
             )
             if offset > 0:
                 report.last_timestamp = max(0, self._store_time(topic, queue_id, offset - 1))
@@ -228,9 +239,10 @@ class StatsHandlers(AdminHandlers):
         return -1 if store_ms is None else store_ms
 
 
-def _consume_stats(table: ObjectPieces, tps: float) -> bytes:
+def _consume_stats(table: ObjectPieces, tps: float, popped: PoppedReport | None = None) -> bytes:
     """A ``ConsumeStats`` body."""
-    return b'{"consumeTps":%b,"offsetTable":%b}' % (encode_body(tps), table.encode())
+    end = b"" if popped is None else b',"popped":%b' % encode_body(popped)
+    return b'{"consumeTps":%b,"offsetTable":%b%b}' % (encode_body(tps), table.encode(), end)
 
 
 def local_time(time_ms: int) -> str:

@@ -67,6 +67,7 @@ WALL_CHECK_S: Final = 0.5  # the wall clock may be set while a slot is waited fo
 EXPIRED_CHECK_S: Final = 30.0
 STOP_GRACE_S: Final = 10.0
 RATE_WINDOW_S: Final = 10
+UNREADABLE_MAX_MS: Final = 5_000  # a message that waits for the disk is not older
 
 
 class TimerFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -434,6 +435,22 @@ class TimerService:
         """Messages that are due and not delivered."""
         self.timer.advance(self._clock.now_ms())
         return self.timer.due_count()
+
+    def delivered_before_ms(self) -> int:
+        """Every message that was stored before this time, and due before it, is delivered."""
+        now_ms = self._clock.now_ms()
+        self.timer.advance(now_ms)
+        until_ms = self.timer.oldest_ms
+        queue = self._queue()
+        if queue is not None and self.timer.queue_offset < queue.next_offset:
+            entry = queue.read_entry(self.timer.queue_offset)
+            stored_ms = None
+            if entry is not None:
+                stored_ms = self._store.reader.store_time_of(entry.log_offset)
+            if stored_ms is None:  # it waits for the disk
+                stored_ms = now_ms - UNREADABLE_MAX_MS
+            until_ms = min(until_ms, stored_ms)
+        return until_ms
 
     def timing_counts(self) -> dict[str, int]:
         """Messages that wait, by topic."""

@@ -15,8 +15,9 @@ says otherwise: a query for an offset that was never committed is answered with 
 still has its first message and that message is in memory (:meth:`OffsetService.committed`).
 
 Pending resets are lost with the process, as in Java; the committed offset was set along with them.
-The other maps are written to disk every few seconds. The version rises every 500 commits, by which
-slaves notice changes; ``change_count`` rises with every change, so that an idle broker writes
+The other maps are written to disk every few seconds, with the end of the log at that time, for the
+recovery of POP (:mod:`skylark.broker.pop.pop_recovery`). The version rises every 500 commits, by
+which slaves notice changes; ``change_count`` rises with every change, so that an idle broker writes
 nothing.
 
 Every pull commits: a commit costs two dictionary look-ups. Sizes are bounded by the callers, who
@@ -28,8 +29,8 @@ Counterpart of Java's ``ConsumerOffsetManager``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from skylark.broker.api import Peer
 from skylark.broker.groups.subscription_groups import GroupTable
@@ -64,6 +65,19 @@ RESET_REMARK: Final = "Offset has been previously reset"
 Offsets = dict[int, int]  # by queue
 
 
+class PopMarks(NamedTuple):
+    """Positions in the log that belong to the offsets of POP; its recovery describes them."""
+
+    #: Check-points that the offsets do not count stand behind it.
+    log_offset: int
+    #: Whether check-points are, or may be, in memory.
+    is_merged: bool
+    #: Copies of expired messages that the revive group's offset does not count stand behind it,
+    copies_from: int
+    #: or here.
+    copies_left: Sequence[int]
+
+
 class OffsetTable:
     """The offsets of one broker."""
 
@@ -76,6 +90,12 @@ class OffsetTable:
         self._commit_count = 0
         self.change_count = 0
         self.version = DataVersion(timestamp=clock.now_ms())
+        #: What was loaded; the last members are for recovery.
+        self.loaded = config_tables.ConsumerOffsetTable()
+        #: Saved with the offsets, from the start of POP on.
+        self.pop_marks: Callable[[], PopMarks] | None = None
+        #: Whether an offset depends on records of the log: it must not be saved before they are.
+        self.log_grown = False
 
     # --- committing ---
 
@@ -229,11 +249,18 @@ class OffsetTable:
 
     def snapshot(self) -> config_tables.ConsumerOffsetTable:
         """The content of ``consumerOffset.json``, independent of later changes."""
-        return config_tables.ConsumerOffsetTable(
+        table = config_tables.ConsumerOffsetTable(
             data_version=self.version,
             offset_table={key: dict(offsets) for key, offsets in self._committed.items()},
             pull_offset_table={key: dict(offsets) for key, offsets in self._pulled.items()},
         )
+        if self.pop_marks is not None:
+            marks = self.pop_marks()
+            table.log_offset = marks.log_offset
+            table.pop_merged = marks.is_merged or None
+            table.copies_from = marks.copies_from
+            table.copies_left = list(marks.copies_left) or None
+        return table
 
     def dump(self) -> ConsumerOffsetSerializeWrapper:
         """GET_ALL_CONSUMER_OFFSET (43); shares the maps: encode it before they change."""
@@ -249,6 +276,7 @@ class OffsetTable:
 
     def load(self, table: config_tables.ConsumerOffsetTable) -> None:
         """Load ``consumerOffset.json``."""
+        self.loaded = table
         self._committed = _sound(table.offset_table)
         self._pulled = _sound(table.pull_offset_table)
         if table.data_version != DataVersion():

@@ -12,6 +12,8 @@ This module knows frames; what the requests mean is in the services that it call
 
 from __future__ import annotations
 
+from typing import Final
+
 from skylark.broker.api import ClientService, LockService, OffsetService
 from skylark.broker.groups.consumer_offsets import RESET_REMARK
 from skylark.broker.groups.queue_assignment import AssignmentService
@@ -19,6 +21,7 @@ from skylark.core.errors import BrokerError
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import success
+from skylark.wire.bodies.common_body import Body
 from skylark.wire.bodies.heartbeat import (
     CheckClientRequestBody,
     GetConsumerListByGroupResponseBody,
@@ -49,6 +52,15 @@ from skylark.wire.headers.offset import (
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+
+_MODE_PLACES: Final = map(str, range(len(MessageRequestMode)))
+_MODE_TEXTS: Final = frozenset({None, *MessageRequestMode, *_MODE_PLACES})
+
+
+class _AskedMode(Body, kw_only=True):
+    """The mode in a request, as the client has written it: a name, or its place in the list."""
+
+    mode: str | None = None
 
 
 class ClientHandlers:
@@ -232,17 +244,22 @@ class AssignmentHandlers:
         question = decode_body(QueryAssignmentRequestBody, request.body or b"")
         if question.message_model is None:
             raise BrokerError("the message model is missing")
-        queues = await self._assignments.assign(question)
+        mode = self._assignments.mode(question.topic, question.consumer_group)
+        queues = await self._assignments.assign(question, mode)
         body = QueryAssignmentResponseBody()
         if queues is not None:
             body.message_queue_assignments = [
-                MessageQueueAssignment(message_queue=queue, mode=MessageRequestMode.PULL)
-                for queue in queues
+                MessageQueueAssignment(message_queue=queue, mode=mode.mode) for queue in queues
             ]
         return success(request, body=body)
 
     async def set_mode(self, connection: Connection, request: Command) -> Command:
         """SET_MESSAGE_REQUEST_MODE (401)."""
-        mode = decode_body(SetMessageRequestModeRequestBody, request.body or b"")
+        data = request.body or b""
+        mode = decode_body(SetMessageRequestModeRequestBody, data)
         await self._assignments.set_mode(connection, mode)
-        return success(request)
+        asked = decode_body(_AskedMode, data).mode
+        if asked in _MODE_TEXTS:
+            return success(request)
+        # As in Java, an unknown mode leaves the default; but the client should know.
+        return success(request, remark=f"there is no mode {asked:.100}: the mode is {mode.mode}")

@@ -5,6 +5,10 @@
 ``AVG_BY_CIRCLE``  dealt out one by one: the first gets 0, 2, 4
 =================  ============================================================================
 
+A group that pops needs no queues of its own. Each member gets queue -1 of every broker, which
+stands for all of its queues; or, with ``popShareQueueNum`` N, its own share and those of the N
+members after it (:func:`allocate_pop`).
+
 Members and queues are sorted, so every broker that knows them has the same result. A member that is
 not in the list gets nothing. Counterpart of Java's ``AllocateMessageQueueAveragely``,
 ``AllocateMessageQueueAveragelyByCircle`` and ``QueryAssignmentProcessor``.
@@ -16,6 +20,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+import msgspec
 
 from skylark.broker.api import Peer
 from skylark.broker.groups.consumer_table import ConsumerTable
@@ -35,11 +41,15 @@ from skylark.store import config_tables
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel
 from skylark.wire.bodies.pop_body import (
+    MessageRequestMode,
     QueryAssignmentRequestBody,
     SetMessageRequestModeRequestBody,
 )
 
 logger = logging.getLogger(__name__)
+
+#: Stands for all queues of a broker.
+ANY_QUEUE: Final = -1
 
 Share: TypeAlias = Callable[[Sequence[MessageQueue], int, int], list[MessageQueue]]
 
@@ -71,6 +81,33 @@ def allocate(
     return share(sorted(queues), len(names), names.index(member))
 
 
+def allocate_pop(
+    strategy: str | None,
+    queues: Iterable[MessageQueue],
+    members: Iterable[str],
+    member: str,
+    share_count: int,
+) -> list[MessageQueue] | None:
+    """The queues that a member pops; None if the strategy is unknown."""
+    names, ordered = sorted(members), sorted(queues)
+    if STRATEGIES.get(strategy or "") is None:
+        return None
+    if share_count <= 0 or share_count >= len(names) - 1:
+        return list(dict.fromkeys(_any_queue(queue) for queue in ordered))
+    if member not in names:
+        return []
+    index = names.index(member)
+    if len(names) > len(ordered):
+        return [ordered[index % len(ordered)]] if ordered else []
+    sharers = [names[(index + step) % len(names)] for step in range(share_count + 1)]
+    shares = (allocate(strategy, ordered, names, sharer) or [] for sharer in sharers)
+    return list(dict.fromkeys(queue for share in shares for queue in share))
+
+
+def _any_queue(queue: MessageQueue) -> MessageQueue:
+    return msgspec.structs.replace(queue, queue_id=ANY_QUEUE)
+
+
 @dataclass(eq=False)
 class AssignmentService:
     """Which queues a client consumes (400), and how its group gets the messages (401)."""
@@ -83,7 +120,25 @@ class AssignmentService:
     _routes: TopicRoutes
     modes_saved: SavedTable[config_tables.MessageRequestModeTable]
 
-    async def assign(self, question: QueryAssignmentRequestBody) -> list[MessageQueue] | None:
+    def mode(self, topic: str, group: str) -> SetMessageRequestModeRequestBody:
+        """How a group gets the messages of a topic."""
+        found = self._modes.get(topic, group)
+        if found is not None and found.mode is not None:
+            return found
+        config = self._live.current.pop
+        mode = MessageRequestMode[config.default_message_request_mode.name]
+        if is_retry_topic(topic):
+            mode = MessageRequestMode.PULL
+        return SetMessageRequestModeRequestBody(
+            topic=topic,
+            consumer_group=group,
+            mode=mode,
+            pop_share_queue_num=config.default_pop_share_queue_num,
+        )
+
+    async def assign(
+        self, question: QueryAssignmentRequestBody, mode: SetMessageRequestModeRequestBody
+    ) -> list[MessageQueue] | None:
         """The queues of a client; None, if they cannot be determined: it keeps what it has.
 
         That is the case without a route, without members, and with an unknown strategy.
@@ -96,7 +151,10 @@ class AssignmentService:
         members = self._consumers.client_ids(question.consumer_group)
         if not members:
             return None
-        return allocate(question.strategy_name, queues, members, question.client_id)
+        strategy, member = question.strategy_name, question.client_id
+        if mode.mode is MessageRequestMode.POP:
+            return allocate_pop(strategy, queues, members, member, mode.pop_share_queue_num)
+        return allocate(strategy, queues, members, member)
 
     async def set_mode(self, peer: Peer, mode: SetMessageRequestModeRequestBody) -> None:
         """Set how a group gets the messages of a topic; returns when it is on disk."""

@@ -10,8 +10,9 @@ Java does not check this. Here the subscriptions of every member are kept beside
 The cost per heartbeat does not grow with the size of the group. Each state of conflict is logged
 once, and shown by 203.
 
-Two ways to write the same tags (``a||b``, ``b || a``) are no difference, and the group's retry
-topic is ignored: only clustering consumers subscribe to it, and their client adds it.
+Two ways to write the same tags (``a||b``, ``b || a``) are no difference, and the retry
+topics of the group are ignored: clients add them by themselves, and only clustering consumers do.
+While the mode of a group changes, some members pull the pop retries of a topic and the others pop.
 """
 
 from __future__ import annotations
@@ -108,9 +109,14 @@ class SubscriptionLint:
         filters = {
             data.topic: _filter_of(data)
             for data in subscriptions
-            if data.topic != self._retry_topic
+            if not self._is_own_retry(data.topic)
         }
         return tuple(sorted(filters.items()))
+
+    def _is_own_retry(self, topic: str) -> bool:
+        """Whether a topic has the retries of this group, those of pops included."""
+        own = self._retry_topic
+        return topic == own or topic.startswith((f"{own}_", f"{own}+"))
 
 
 def _filter_of(data: SubscriptionData) -> Filter:

@@ -25,12 +25,11 @@ Pure: times are milliseconds of any one clock.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Container, Hashable
-from itertools import count
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from skylark.broker.api import Peer
+from skylark.broker.pull.due_times import NEVER, DueTimes
 from skylark.broker.pull.waiter_index import Waiter, WaiterIndex
 from skylark.filter.sql_eval import SqlFilter
 from skylark.filter.tag import TagFilter
@@ -39,15 +38,13 @@ CHECK_INTERVAL_MS: Final = 5_000
 HELD_COUNT_MAX: Final = 100_000
 HELD_PER_QUEUE_MAX: Final = 10_000
 HELD_PER_PEER_MAX: Final = 10_000
-_VOID_COUNT_MIN: Final = 1_000  # below this, sweeping void heap entries is not worth it
-_NEVER: Final = -1
 
 Token = TypeVar("Token")
 QueueKey: TypeAlias = tuple[str, int]  # topic, queue id
 
 
 class Held(Waiter, Generic[Token], eq=False, kw_only=True):
-    """One held pull. Only its heap entry with ``due_ms`` is valid; -1 after it was removed."""
+    """One held pull; ``due_ms`` is NEVER after it was removed."""
 
     key: QueueKey
     token: Token
@@ -77,8 +74,7 @@ class HeldPulls(Generic[Token]):
         # Ordered sets: the pulls of a queue that no message has arrived for, and those of a peer.
         self._fresh: dict[QueueKey, dict[Held[Token], None]] = {}
         self._peers: dict[Peer, dict[Held[Token], None]] = {}
-        self._heap: list[tuple[int, int, Held[Token]]] = []
-        self._heap_order = count()
+        self._due: DueTimes[Held[Token]] = DueTimes(self.__len__)
 
     def __len__(self) -> int:
         return self._count
@@ -125,14 +121,14 @@ class HeldPulls(Generic[Token]):
         self._fresh.setdefault(key, {})[pull] = None
         self._peers.setdefault(peer, pulls)[pull] = None
         self._count += 1
-        self._push(pull)
+        self._due.push(pull)
         if max_offset > offset:
             self._wake_at_check(pull, now_ms)
         return pull
 
     def cancel(self, pull: Held[Token]) -> bool:
         """Remove a pull; False if it has woken or was removed before."""
-        is_held = pull.due_ms != _NEVER
+        is_held = pull.due_ms != NEVER
         if is_held:
             self._take([pull])
         return is_held
@@ -166,19 +162,11 @@ class HeldPulls(Generic[Token]):
 
     def next_due(self) -> int | None:
         """The first due time of all pulls; None if there are none."""
-        self._drop_void()
-        return self._heap[0][0] if self._heap else None
+        return self._due.first()
 
     def take_due(self, now_ms: int) -> list[Token]:
         """Remove and return the pulls whose check or deadline has come."""
-        due = []
-        self._drop_void()
-        while self._heap and self._heap[0][0] <= now_ms:
-            pull = heapq.heappop(self._heap)[2]
-            pull.due_ms = _NEVER
-            due.append(pull)
-            self._drop_void()
-        return self._take(due)
+        return self._take(self._due.take(now_ms))
 
     def drop(self, peer: Peer) -> list[Token]:
         """Remove and return the pulls of a peer that has disconnected."""
@@ -197,23 +185,11 @@ class HeldPulls(Generic[Token]):
         check_ms = pull.parked_ms + (checks + 1) * self._check_interval_ms
         if check_ms < pull.due_ms:
             pull.due_ms = check_ms
-            self._push(pull)
-
-    def _push(self, pull: Held[Token]) -> None:
-        # Each pull has at most two entries, of which one is valid: void ones are removed when they
-        # are the larger part.
-        if len(self._heap) > max(_VOID_COUNT_MIN, 2 * self._count):
-            self._heap = [entry for entry in self._heap if entry[0] == entry[2].due_ms]
-            heapq.heapify(self._heap)
-        heapq.heappush(self._heap, (pull.due_ms, next(self._heap_order), pull))
-
-    def _drop_void(self) -> None:
-        while self._heap and self._heap[0][0] != self._heap[0][2].due_ms:
-            heapq.heappop(self._heap)
+            self._due.push(pull)
 
     def _take(self, pulls: list[Held[Token]]) -> list[Token]:
         for pull in pulls:
-            pull.due_ms = _NEVER
+            pull.due_ms = NEVER
             self._index.remove(pull)
             _discard(self._fresh, pull.key, pull)
             _discard(self._peers, pull.peer, pull)

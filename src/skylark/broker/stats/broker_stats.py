@@ -25,13 +25,17 @@ QUEUE_GET_SIZE                                 ``.size``
 SNDBCK_PUT_NUMS       topic@group              ``send_backs[topic, group].count``
 SNDBCK2DLQ_TIMES      null@topic@group@type    ``dead_letters["null", topic, group, type].count``
 GROUP_GET_LATENCY     queue@topic@group        ``queue_gets[queue, topic, group].count``, in ms
+GROUP_CK_NUMS         topic@group              ``group_check_points[topic, group].count``
+GROUP_ACK_NUMS        topic@group              ``group_acks[topic, group].count``
 BROKER_PUT_NUMS       cluster                  from ``user_put_count`` and ``system_put_count``;
 BROKER_GET_NUMS       cluster                  with ``_WITHOUT_SYSTEM_TOPIC`` from the first alone
+BROKER_CK_NUMS        cluster                  from ``check_point_count``
+BROKER_ACK_NUMS       cluster                  from ``ack_count``
 ====================  =======================  ================================================
 
 As in Java, QUEUE_GET_* counts only what the delay levels have delivered, QUEUE_PUT_SIZE only
-retries that wait in a delay level, and nothing adds to DLQ_PUT_NUMS, GROUP_CK_NUMS and others: such
-a name is answered like a key that does not exist.
+retries that wait in a delay level, and nothing adds to DLQ_PUT_NUMS and others: such a name is
+answered like a key that does not exist.
 
 How many bytes a group is behind on a queue (GROUP_GET_FALL_SIZE) is not a count but the latest
 value. It is kept with the latency, to find slow consumers; as in Java, 315 does not return it.
@@ -99,6 +103,8 @@ _STATISTICS: Final = {
     "SNDBCK_PUT_NUMS": _Statistic("send_backs", "count", "tt"),
     "SNDBCK2DLQ_TIMES": _Statistic("dead_letters", "count", "tttt"),
     "GROUP_GET_LATENCY": _Statistic("queue_gets", "count", "qtt"),
+    "GROUP_CK_NUMS": _Statistic("group_check_points", "count", "tt"),
+    "GROUP_ACK_NUMS": _Statistic("group_acks", "count", "tt"),
 }
 #: The tables of :class:`BrokerStats`, each once.
 _TABLES: Final = tuple(dict.fromkeys(statistic.table for statistic in _STATISTICS.values()))
@@ -107,6 +113,8 @@ _BROKER_NAMES: Final = (
     "BROKER_GET_NUMS",
     "BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC",
     "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC",
+    "BROKER_CK_NUMS",
+    "BROKER_ACK_NUMS",
 )
 
 
@@ -231,11 +239,14 @@ class BrokerStats:
         self.level_gets: MeterTable[tuple[str, int, str], Meter] = table("gets by delay level")
         self.send_backs: MeterTable[tuple[str, str], Meter] = table("send-backs by topic and group")
         self.dead_letters: MeterTable[tuple[str, ...], Meter] = table("dead letters")
+        self.group_check_points: MeterTable[tuple[str, str], Meter] = table("check-points by group")
+        self.group_acks: MeterTable[tuple[str, str], Meter] = table("acks by topic and group")
         self.queue_gets: MeterTable[tuple[int, str, str], QueueMeter] = MeterTable(
             "gets by queue, topic and group", QueueMeter, count_max=count_max
         )
         self.user_put_count = self.system_put_count = 0
         self.user_get_count = self.system_get_count = 0
+        self.check_point_count = self.ack_count = 0
         self._broker_meters = {name: Meter() for name in _BROKER_NAMES}
         #: Called for every put with topic, messages and bytes.
         self.on_put: Callable[[str, int, int], None] | None = None
@@ -275,16 +286,36 @@ class BrokerStats:
         meter.size += ms
         meter.times += 1
 
+    def kept_check_point(self, topic: str, group: str) -> None:
+        """Count a check-point of popped messages."""
+        meter = self.group_check_points[topic, group]
+        meter.count += 1
+        meter.times += 1
+        self.check_point_count += 1
+
+    def acked(self, topic: str, group: str, count: int) -> None:
+        """Count an ack of ``count`` popped messages."""
+        meter = self.group_acks[topic, group]
+        meter.count += count
+        meter.times += 1
+        self.ack_count += count
+
     def topic_deleted(self, topic: str) -> None:
         self.topic_puts.pop(topic, None)
         self.queue_gets.drop(lambda key: key[1] == topic)
-        for table in (self.queue_puts, self.queue_put_sizes, self.group_gets, self.send_backs):
+        tables: list[MeterTable[Any, Meter]] = [self.queue_puts, self.queue_put_sizes]
+        for table in (*tables, *self._of_groups):
             table.drop(lambda key: key[0] == topic)
 
     def group_deleted(self, group: str) -> None:
         self.queue_gets.drop(lambda key: key[2] == group)
-        for table in (self.group_gets, self.send_backs):
+        for table in self._of_groups:
             table.drop(lambda key: key[1] == group)
+
+    @property
+    def _of_groups(self) -> tuple[MeterTable[tuple[str, str], Meter], ...]:
+        """The tables by topic and group."""
+        return self.group_gets, self.send_backs, self.group_check_points, self.group_acks
 
     # --- sampling ---
 
@@ -330,12 +361,14 @@ class BrokerStats:
         return 0.0 if meter is None else meter.item("minute", "count").tps
 
     def _add_up(self) -> dict[str, Meter]:
-        """The meters of the whole broker, updated from the four counters that hot paths add to."""
+        """The meters of the whole broker, updated from the counters that hot paths add to."""
         counts = (
             self.user_put_count + self.system_put_count,
             self.user_get_count + self.system_get_count,
             self.user_put_count,
             self.user_get_count,
+            self.check_point_count,
+            self.ack_count,
         )
         for meter, count in zip(self._broker_meters.values(), counts, strict=True):
             meter.count = count

@@ -151,6 +151,20 @@ ROWS: Final = (
         "Messages put back because nobody acknowledged them.",
         ("consumer_group", "topic", "put_status"),
     ),
+    Row(
+        "rocketmq_pop_revive_in_message_total",
+        "counter",
+        "Check-points and acks written to the revive topic.",
+        ("consumer_group", "topic", "revive_message_type", "put_status"),
+    ),
+    Row(
+        "rocketmq_pop_revive_out_message_total",
+        "counter",
+        "Check-points and acks read from the revive topic.",
+        ("consumer_group", "topic", "queue_id", "revive_message_type"),
+    ),
+    Row("rocketmq_pop_checkpoint_buffer_size", "gauge", "Check-points in memory."),
+    Row("rocketmq_pop_offset_buffer_size", "gauge", "Check-points that hold back an offset."),
     # ours
     Row(
         "skylark_loop_turn_ms",
@@ -181,6 +195,7 @@ ROWS: Final = (
     Row("skylark_connections", "gauge", "Open connections.", ("port",)),
     Row("skylark_connections_refused_total", "counter", "Beyond the limit.", ("port",)),
     Row("skylark_held_pulls", "gauge", "Pulls that wait for messages."),
+    Row("skylark_held_pops", "gauge", "Pops that wait for messages."),
     Row("skylark_requests_at_work", "gauge", "Requests handled by tasks at the moment."),
     Row("skylark_outstanding_bytes", "gauge", "Bytes of requests at work and of unread answers."),
     Row("skylark_name_servers", "gauge", "1: registered there, 0: not.", ("address",)),

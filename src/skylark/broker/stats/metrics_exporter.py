@@ -346,7 +346,7 @@ def _of_disk(value: Callable[[], int]) -> Callable[[], Labelled]:
 
 
 def _lag_labels(lag: Lag) -> tuple[str, str, str, str]:
-    return lag.group, lag.topic, "false", _flag(lag.is_system)
+    return lag.group, lag.topic, _flag(lag.is_retry), _flag(lag.is_system)
 
 
 def _flag(value: bool) -> str:

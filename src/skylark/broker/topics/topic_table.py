@@ -159,6 +159,17 @@ class TopicTable:
             )
         )
 
+    def grow(self, topic: str, queue_count: int) -> None:
+        """Give a topic of the broker more queues; none is taken away."""
+        config = self._topics[topic]
+        grown = msgspec.structs.replace(
+            config,
+            read_queue_nums=max(queue_count, config.read_queue_nums),
+            write_queue_nums=max(queue_count, config.write_queue_nums),
+        )
+        logger.info("more queues for topic: %s", describe(grown))
+        self._put([grown], register=True)
+
     def _inherited(
         self, topic: str, default_topic: str, queue_count: int, sys_flag: int
     ) -> TopicConfig | None:
@@ -396,7 +407,7 @@ def system_topics(config: BrokerConfig) -> list[TopicConfig]:
         _system_topic(names.OFFSET_MOVED_TOPIC),
         _system_topic(names.SCHEDULE_TOPIC, SCHEDULE_QUEUE_COUNT),
         _system_topic(names.reply_topic(cluster)),
-        _system_topic(names.revive_topic(cluster), config.revive_queue_num),
+        _system_topic(names.revive_topic(cluster), config.pop.revive_queue_num),
         _system_topic(names.sync_broker_member_topic(broker), 1, Perm.INHERIT),
         _system_topic(names.HALF_TOPIC),
         _system_topic(names.OP_HALF_TOPIC),

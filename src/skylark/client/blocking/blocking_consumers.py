@@ -1,4 +1,4 @@
-"""The blocking consumers: push, lite pull, and the classic pull with its schedule.
+"""The blocking consumers: push, pop, lite pull, and the classic pull with its schedule.
 
 ::
 
@@ -9,6 +9,10 @@
 
     consumer.run()             # until SIGTERM or Ctrl-C, then drain
     # or: with consumer: ...   # or: start() and stop(), in a web application
+
+    with PopConsumer("workers", options, invisible=60).subscribe("Jobs") as consumer:
+        for message in consumer:                # or: consumer.receive(32, wait=10)
+            message.ack()
 
     with LitePullConsumer("group", options, auto_commit=False).subscribe("T", "A || B") as lp:
         for batch in lp.batches():              # or: for message in lp, or: lp.poll()
@@ -31,7 +35,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Self, TypeAlias, Unpack
+from typing import Self, TypeAlias, Unpack, cast
 
 import msgspec
 
@@ -48,6 +52,9 @@ from skylark.client.blocking.event_loop_thread import shared_loop_thread
 from skylark.client.consumer import classic_pull_consumer as classic
 from skylark.client.consumer.lite_pull import lite_pull_consumer as lite
 from skylark.client.consumer.lite_pull.lite_pull_settings import LitePullKeywords, LitePullSettings
+from skylark.client.consumer.pop import pop_consumer as pop
+from skylark.client.consumer.pop.pop_options import POLL_S, PopKeywords, PopSettings
+from skylark.client.consumer.pop.popped_message import PoppedRecord
 from skylark.client.consumer.pull_consumer_base import TopicListener
 from skylark.client.consumer.push import push_consumer as push
 from skylark.client.consumer.push.consumer_stats import ConsumerStats
@@ -144,6 +151,65 @@ class PushConsumer(BlockingConsumer[push.PushConsumer], HandlerSubscriptions):
     def stats(self) -> ConsumerStats:
         """Rates and times of pulls and handlers, by topic."""
         return self._client.stats
+
+
+class PoppedMessage(PoppedRecord):
+    """A message of a blocking pop consumer; see :class:`skylark.aio.PoppedMessage`."""
+
+    __slots__ = ()
+    _owner: PopConsumer
+
+    def ack(self) -> None:
+        """The message is done; see :meth:`PopConsumer.ack <skylark.aio.PopConsumer.ack>`."""
+        self._owner.ack(self)
+
+    def nack(self, delay: Duration | None = None) -> None:
+        """Get it again later; see :meth:`PopConsumer.nack <skylark.aio.PopConsumer.nack>`."""
+        self._owner.nack(self, delay)
+
+    def extend(self, seconds: Duration) -> None:
+        """Hide it for longer; see :meth:`PopConsumer.extend <skylark.aio.PopConsumer.extend>`."""
+        self._owner.extend(self, seconds)
+
+
+class PopConsumer(BlockingClient[pop.PopConsumer]):
+    """The blocking pop consumer; see :class:`skylark.aio.PopConsumer`."""
+
+    def __init__(
+        self,
+        group: str,
+        options: ClientOptions | None = None,
+        *,
+        hooks: Sequence[object] = (),
+        **settings: Unpack[PopKeywords],
+    ) -> None:
+        """Nothing is sent before :meth:`start`; ``settings``: see PopSettings."""
+        super().__init__(pop.PopConsumer(group, options, hooks=hooks, **settings))
+        self._client._message_type = PoppedMessage
+        self._client._message_owner = self
+
+    @property
+    def settings(self) -> PopSettings:
+        return self._client.settings
+
+    subscribe = chaining(pop.PopConsumer.subscribe)
+    unsubscribe = calling(pop.PopConsumer.unsubscribe)
+    ack = waiting(pop.PopConsumer.ack)
+    nack = waiting(pop.PopConsumer.nack)
+    extend = waiting(pop.PopConsumer.extend)
+
+    def receive(self, n: int | None = None, *, wait: Duration = POLL_S) -> list[PoppedMessage]:
+        """The next messages, at most ``n``; see :meth:`skylark.aio.PopConsumer.receive`."""
+        found = self._run(self._client.receive(n, wait=wait), self._client._put_back)
+        return cast(list[PoppedMessage], found)
+
+    def __iter__(self) -> Iterator[PoppedMessage]:
+        """The messages one by one, without end; none is acknowledged by that."""
+        require_running(self.state, f"consumer {self.group}")
+        found = self._loop_thread.iterate(
+            self._client.messages(), lambda message: self._client._put_back([message])
+        )
+        return cast(Iterator[PoppedMessage], found)
 
 
 class LitePullConsumer(BlockingPullClient[lite.LitePullConsumer]):

@@ -17,8 +17,9 @@ ClientStateError. So do calls from the control thread, for which the private loo
 **Fork.** The child has no such thread and must not touch the parent's connections: every call
 through the parent's loop thread raises ClientStateError there, and new clients get a new one.
 
-**The end.** The interpreter does not wait for the thread when it ends. Calls at that time, such as
-those of an iterator that is cleaned up, raise ClientStateError.
+**The end.** The loop ends with the interpreter, after the functions that the application has
+registered with :mod:`atexit` (:class:`LoopThread`). Calls after that, such as those of an iterator
+that is cleaned up, raise ClientStateError.
 """
 
 from __future__ import annotations
@@ -33,8 +34,13 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple, final
 
-from skylark.client.core.control_loop import Handover, PerProcess, in_control_thread
-from skylark.client.core.threads import DaemonExecutor
+from skylark.client.core.control_loop import (
+    ENDED_HINT,
+    Handover,
+    PerProcess,
+    in_control_thread,
+)
+from skylark.client.core.threads import DaemonExecutor, LoopThread
 from skylark.core.errors import ClientStateError
 from skylark.net.event_loop import new_event_loop
 
@@ -113,18 +119,7 @@ class EventLoopThread:
         self.loop = new_event_loop()
         self.loop.set_default_executor(DaemonExecutor())
         self._handover = Handover(self.loop)
-        self._thread = threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        while True:
-            try:
-                self.loop.run_forever()
-            except BaseException:  # a hook that calls sys.exit() ends its own call, not all others
-                logger.exception(
-                    "a callback interrupted the loop of the blocking clients, which continues"
-                )
+        self._thread = LoopThread(self.loop, THREAD_NAME)
 
     def check(self) -> None:
         """Raise ClientStateError if a call would never end, or would use sockets of a parent."""
@@ -139,13 +134,13 @@ class EventLoopThread:
                 "a blocking call from the client's own loop would wait for itself",
                 hint="hooks must not call clients; hand the work to another thread",
             )
-        if sys.is_finalizing():
-            raise ClientStateError("the interpreter is ending")
+        if self._thread.has_ended or sys.is_finalizing():
+            raise ClientStateError("the interpreter is ending", hint=ENDED_HINT)
 
     @property
     def is_current(self) -> bool:
         """Whether the calling thread is that of the loop."""
-        return threading.current_thread() is self._thread
+        return self._thread.is_current
 
     @property
     def _must_not_wait(self) -> bool:

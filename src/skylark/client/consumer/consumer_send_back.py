@@ -3,7 +3,8 @@
 The broker that a message came from stores a copy in the retry topic of the group (36). If it does
 not, the client publishes the message there itself: three attempts, each at another broker if there
 is one. If that fails too, the caller keeps the message. In both cases the broker decides whether it
-becomes a dead letter (:mod:`skylark.core.retry_policy`). Runs on the loop that consumes.
+becomes a dead letter (:mod:`skylark.core.retry_policy`). Popped messages are never published: what
+is not acknowledged is delivered again anyway. Runs on the loop that consumes.
 Counterpart of Java's ``sendMessageBack`` of ``DefaultMQPushConsumerImpl``.
 """
 
@@ -42,7 +43,12 @@ ATTEMPTS: Final = 3
 SEND_TIMEOUT_S: Final = 3.0
 #: Properties that the consumer or the store has added, which are not published.
 _NOT_PUBLISHED: Final = frozenset(
-    {names.PROPERTY_MIN_OFFSET, names.PROPERTY_MAX_OFFSET, names.PROPERTY_CRC32}
+    {
+        names.PROPERTY_MIN_OFFSET,
+        names.PROPERTY_MAX_OFFSET,
+        names.PROPERTY_CRC32,
+        names.PROPERTY_POP_CK,
+    }
 )
 
 
@@ -72,7 +78,11 @@ class SendBackClient:
         )
 
     async def give(self, message: MessageExt, delay_level: int = BROKER_DECIDES) -> bool:
-        """Send a message back; returns whether a broker has stored it."""
+        """Send a message back, or publish it; returns whether a broker has stored it."""
+        return await self.return_to_broker(message, delay_level) or await self.publish(message)
+
+    async def return_to_broker(self, message: MessageExt, delay_level: int) -> bool:
+        """Send a message back (36); returns whether its broker has stored it."""
         header = send_back_header(message, self._group, delay_level, self._reconsume_times_max)
         # The message has the address of its broker, even if that is no longer in any route.
         address = self._link.lookup.routes.master(message.broker_name) or message.store_host
@@ -84,7 +94,7 @@ class SendBackClient:
             logger.exception("cannot send %s the message %s back", address, message)
         else:
             return True
-        return await self.publish(message)
+        return False
 
     async def publish(self, message: MessageExt) -> bool:
         """Publish a message to the retry topic; returns whether a broker has stored it."""

@@ -38,7 +38,7 @@ from skylark.client.core.client_message import MessageExt
 from skylark.client.core.route_cache import MASTER_ID, Target
 from skylark.client.errors import UndecodableError
 from skylark.core.errors import BrokerError, ClientError, RemoteProtocolError
-from skylark.core.names import is_retry_topic
+from skylark.core.names import is_retry_topic, topic_of_pop_retry
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from skylark.wire.codes import V4_1_0_SNAPSHOT, PullSysFlag, ResponseCode
@@ -106,7 +106,9 @@ class QueueAccess:
         header = self._pull_header(queue, subscription, offset, terms, target)
         pulled = await self._call(target.address, header, queue.broker_name, terms)
         shown = self._instance.namespace.unwrap
-        topic = None if is_retry_topic(queue.topic) else shown(queue.topic)
+        # Of a pop retry topic the name says which topic it is for, of others each message.
+        origin = topic_of_pop_retry(queue.topic, self._group)
+        topic = None if is_retry_topic(origin) else shown(origin)
         found, error = decode_messages(pulled, queue, topic)
         next_offset = pulled.next_offset
         if error is not None:

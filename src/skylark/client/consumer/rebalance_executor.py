@@ -41,6 +41,7 @@ from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.route_cache import Route
 from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import Tasks
+from skylark.core.names import is_retry_topic
 from skylark.wire.bodies.admin_body import ConsumerConnection, SubscriptionSide
 from skylark.wire.bodies.common_body import MessageQueue
 
@@ -79,6 +80,16 @@ class DataPlane(Protocol):
         """The queues of a topic have changed: apply the limits, and call listeners."""
 
 
+class BrokerShares(Protocol):
+    """Gets shares from brokers, instead of computing them of the members."""
+
+    async def share(self, topic: str) -> frozenset[MessageQueue] | None:
+        """The queues of a topic to pull; None: keep the old ones. Starts and ends pops itself."""
+
+    def retain_topics(self, topics: Collection[str]) -> None:
+        """All other topics are no longer subscribed."""
+
+
 class RebalanceExecutor:
     """Rebalances the queues of one consumer."""
 
@@ -92,6 +103,7 @@ class RebalanceExecutor:
         first_offset: Callable[[MessageQueue], Awaitable[int]],
         data_plane: DataPlane,
         on_abandoned: Callable[[], Coroutine[Any, Any, None]],
+        by_broker: BrokerShares | None = None,
     ) -> None:
         """``subscriptions`` are by topic, as brokers know it.
 
@@ -111,6 +123,7 @@ class RebalanceExecutor:
         self._limited_log = RateLimitedLog(logger, self._clock)
         self._strays: set[MessageQueue] = set()  # queues that may be locked for us but are not ours
         self._on_abandoned = on_abandoned
+        self._by_broker = by_broker
         self._report_conflicts_ms = 0
         self.closed = False
 
@@ -134,19 +147,15 @@ class RebalanceExecutor:
             topics = self._subscriptions()
             await self._carry_out(self.rebalance.retain_topics(topics, self._clock.steady_ms()))
             await self._free_strays(lambda queue: queue.topic not in topics)
+            if self._by_broker is not None:
+                self._by_broker.retain_topics(topics)
         return balanced
 
     async def _share_topic(self, topic: str, alive_ms: int) -> bool:
         route = self._instance.routes.get(topic) or await self._route(topic)
         if route is None:
             return True  # the topic has no queues yet
-        members = await self._members(topic) if self.rebalance.clustering else ()
-        try:
-            share = self.rebalance.share(topic, route.subscribe, members)
-        except Exception:
-            strategy = self.rebalance.strategy
-            logger.exception("allocation strategy %s failed for %s", strategy, topic)
-            return False
+        share = await self._find_share(topic, route)
         if share is None or self.closed:
             return False
         now_ms = self._clock.steady_ms()
@@ -157,6 +166,18 @@ class RebalanceExecutor:
             await self._announce(settled)
         # A dropped queue whose handler runs needs the next round soon, not in 20 s as in Java.
         return self.rebalance.is_balanced(topic, share) and not self._holds_dropped(topic)
+
+    async def _find_share(self, topic: str, route: Route) -> frozenset[MessageQueue] | None:
+        """The queues that should be ours; None: keep the old ones."""
+        if self._by_broker is not None:
+            return await self._by_broker.share(topic)
+        members = await self._members(topic) if self.rebalance.clustering else ()
+        try:
+            return self.rebalance.share(topic, route.subscribe, members)
+        except Exception:
+            strategy = self.rebalance.strategy
+            logger.exception("allocation strategy %s failed for %s", strategy, topic)
+            return None
 
     def _holds_dropped(self, topic: str) -> bool:
         table = tuple(self.rebalance.table.items())
@@ -486,15 +507,21 @@ def describe_conflicts(members: ConsumerConnection, client_id: str, topics: Coll
     """How other members subscribe differently; empty if none does.
 
     Skylark's brokers know the subscriptions of each member, Apache's only the last one of the
-    group.
+    group. Retry topics are left out: clients subscribe to them by themselves, each when it needs
+    them. While the mode of a group changes, some members pull the pop retries of a topic and the
+    others pop.
     """
-    if members.subscription_conflicts:
+    conflicts = [
+        each for each in members.subscription_conflicts or () if not is_retry_topic(each.topic)
+    ]
+    if conflicts:
         return "; ".join(
             f"topic {conflict.topic}: "
             + ", but ".join(_describe_side(side, client_id) for side in conflict.sides)
-            for conflict in members.subscription_conflicts[:CONFLICTS_SHOWN_MAX]
+            for conflict in conflicts[:CONFLICTS_SHOWN_MAX]
         )
-    lacking = sorted(set(topics) - members.subscription_table.keys())
+    wanted = {topic for topic in topics if not is_retry_topic(topic)}
+    lacking = sorted(wanted - members.subscription_table.keys())
     others = sorted({each.client_id for each in members.connection_set} - {client_id})
     if not lacking or not others:
         return ""

@@ -14,7 +14,7 @@ Counterpart of Java's ``FilterAPI`` and ``SubscriptionData``.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -28,6 +28,8 @@ from skylark.wire.properties import PROPERTY_TAGS, find_by_needle, needle_of
 
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
+
+MessageT = TypeVar("MessageT", bound=MessageExt)
 
 _TAGS_NEEDLE: Final = needle_of(PROPERTY_TAGS.encode())
 
@@ -72,7 +74,7 @@ class Subscription:
         """Whether a message with this tag matches; true with SQL, which the broker evaluates."""
         return not self._tags or tag in self._tags
 
-    def select(self, messages: list[MessageExt]) -> list[MessageExt]:
+    def select(self, messages: list[MessageT]) -> list[MessageT]:
         """The messages that match, in order; the same list if nothing is filtered."""
         wanted = self._raw_tags
         if not wanted:

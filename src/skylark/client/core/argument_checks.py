@@ -333,6 +333,8 @@ OTHER_NAMES: Final[Mapping[str, str]] = {
     "suspendcurrentqueuetimemillis": "suspend_current_queue_time",
     "awaitterminationmilliswhenshutdown": "await_termination",
     "messagequeuelistener": "queue_listener",
+    "invisibletime": "invisible",
+    "invisibleduration": "invisible",
     "enableautocommit": "auto_commit",
     "autocommitintervalmillis": "auto_commit_interval",
     "autocommitintervalms": "auto_commit_interval",

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -160,6 +160,7 @@ class BrokerConnections:
         )
         self.calls = BrokerCalls(self, settings.timeout_s, vip=settings.vip)
         self._on_close = on_close
+        self._adopted: set[asyncio.Task[Any]] = set()
         self._users = 1
         self._closed = False
 
@@ -244,11 +245,24 @@ class BrokerConnections:
 
     # ---- users -----------------------------------------------------------------------------------
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several clients use this link."""
+        return self._users > 1
+
     def add_user(self) -> None:
         """Count one more user of this link."""
         if self._closed:
             raise ClientStateError("the link is closed")
         self._users += 1
+
+    def adopt(self, task: asyncio.Task[Any]) -> None:
+        """Own a task of a user that is about to release this link; it ends with the link."""
+        if self._closed:
+            task.cancel()
+        else:
+            self._adopted.add(task)
+            task.add_done_callback(self._adopted.discard)
 
     async def release(self) -> None:
         """Count one user less; the last one closes all connections."""
@@ -264,4 +278,8 @@ class BrokerConnections:
         self._closed = True
         if self._on_close is not None:
             self._on_close(self)
+        adopted = tuple(self._adopted)
+        for task in adopted:
+            task.cancel()
+        await asyncio.gather(*adopted, return_exceptions=True)
         await self._client.close()

@@ -105,6 +105,7 @@ class _Running:
             instance.route_changed,
             clock=runtime.clock,
             is_wanted=members.consumes,
+            interval_s=seconds(options.route_interval),
         )
 
     async def stop(self) -> None:
@@ -238,7 +239,12 @@ class ClientInstance:
 
     async def register_consumer(self, member: ConsumerMember) -> None:
         """Raises ClientStateError if the group is registered here already."""
-        await self._on_control(add_member, self.members.consumers, member, "consumer")
+        await self._on_control(self._add_consumer, member)
+
+    def _add_consumer(self, member: ConsumerMember) -> None:
+        add_member(self.members.consumers, member, "consumer")
+        if self._running is not None:
+            self._running.routes.look_for(member.topics())
 
     async def unregister_producer(self, member: ProducerMember) -> None:
         """Unregister from every broker that is connected."""

@@ -160,7 +160,7 @@ class MessageExt:
 
     def __repr__(self) -> str:
         return (
-            f"MessageExt({self.topic!r}, {self.broker_name}:{self.queue_id}"
+            f"{type(self).__name__}({self.topic!r}, {self.broker_name}:{self.queue_id}"
             f"@{self.queue_offset}, msg_id={self.msg_id!r}, body={len(self.record.body)} bytes)"
         )
 

@@ -16,7 +16,9 @@ virtual time. The blocking clients have another private loop for their data plan
 clients of its parent: :meth:`Control.run` and :meth:`Control.post` raise ClientStateError there.
 Clients that the child makes get a new control thread.
 
-The thread is a daemon: it never keeps a program from ending.
+**The end.** The thread is a daemon: it never keeps a program from ending. Its loop ends with the
+interpreter (:class:`~skylark.client.core.threads.LoopThread`), and would never answer a call after
+that: :meth:`Control.run` and :meth:`Control.post` then raise ClientStateError, too.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple, final
 
+from skylark.client.core.threads import LoopThread
 from skylark.core.errors import ClientStateError
 from skylark.net.event_loop import new_event_loop
 
@@ -38,6 +41,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 THREAD_NAME: Final = "skylark-control"
+#: What to do about a call at the end of the interpreter.
+ENDED_HINT: Final = "stop clients before the program ends, or in a function of atexit"
 _this_thread = threading.local()
 
 
@@ -46,12 +51,27 @@ def in_control_thread() -> bool:
     return hasattr(_this_thread, "is_control")
 
 
+def _mark_this_thread() -> None:
+    _this_thread.is_control = True
+
+
 class Control:
     """A loop that no application blocks, and calls to it from other loops."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._pid = os.getpid()
         self.loop = loop  #: where the work runs
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the loop runs no more work, because the interpreter is ending."""
+        return False
+
+    def check(self) -> None:
+        """Raise ClientStateError if the loop would never answer."""
+        self.check_process()
+        if self.has_ended:
+            raise ClientStateError("the interpreter is ending", hint=ENDED_HINT)
 
     def check_process(self) -> None:
         """Raise ClientStateError in a forked child."""
@@ -65,10 +85,11 @@ class Control:
     def run(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Run ``work`` on the control loop; the result is awaited on the calling loop.
 
-        Cancelling the wait cancels the work. Raises ClientStateError in a forked child.
+        Cancelling the wait cancels the work. Raises ClientStateError in a forked child, and after
+        the end of the loop.
         """
         try:
-            self.check_process()
+            self.check()
             here = asyncio.get_running_loop()
         except BaseException:
             work.close()
@@ -80,8 +101,8 @@ class Control:
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_seen(work), self.loop))
 
     def post(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Call ``callback(*args)`` on the control loop soon; from any thread."""
-        self.check_process()
+        """Call ``callback(*args)`` on the control loop soon; from any thread; raises as run()."""
+        self.check()
         self.loop.call_soon_threadsafe(callback, *args)
 
 
@@ -104,16 +125,11 @@ class ControlThread(Control):
 
     def __init__(self) -> None:
         super().__init__(new_event_loop())
-        threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True).start()
+        self._thread = LoopThread(self.loop, THREAD_NAME, _mark_this_thread)
 
-    def _serve(self) -> None:
-        _this_thread.is_control = True
-        asyncio.set_event_loop(self.loop)
-        while True:
-            try:
-                self.loop.run_forever()
-            except BaseException:  # a hook that calls sys.exit() must not stop the other clients
-                logger.exception("a callback interrupted the control loop, which continues")
+    @property
+    def has_ended(self) -> bool:
+        return self._thread.has_ended
 
 
 @final

@@ -6,14 +6,17 @@ finds no such topic, callers that came after its start send another one. Errors 
 the periodic round logs them and continues with the next topic.
 
 A topic that the name servers do not know keeps its old route: a send may have created it just now,
-or its last broker may be restarting. If a consumer subscribes to it, the client asks again after 1,
-2, 4, 8 and 16 seconds; then the periodic round finds it. Counterpart of Java's
-``updateTopicRouteInfoFromNameServer``.
+or its last broker may be restarting. If a consumer subscribes to it, a task asks again after 0.2,
+0.4, 0.8 s and so on up to ``route_interval``, until the topic is found or no consumer wants it; the
+periodic round leaves it out meanwhile. A consumer that starts asks before it has joined, so
+:meth:`RouteKeeper.look_for` begins that task when it joins. Counterpart of Java's
+``updateTopicRouteInfoFromNameServer``, which asks every 30 s only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
@@ -28,8 +31,8 @@ from skylark.core.names import is_retry_topic
 
 logger = logging.getLogger(__name__)
 
-RETRY: Final = Backoff(first_s=1.0, most_s=16.0)
-RETRIES: Final = 5
+#: The first pause before the name servers are asked again about a topic that a consumer wants.
+LOOK_FIRST_S: Final = 0.2
 
 #: Topic, and for a topic that does not exist yet the number of its queues and its model.
 _Request: TypeAlias = tuple[str, int, str]
@@ -48,10 +51,12 @@ class RouteKeeper:
         *,
         clock: Clock,
         is_wanted: Callable[[str], bool],
+        interval_s: float,
     ) -> None:
         """``changed`` is called with every route that differs from the one before.
 
-        ``is_wanted``: whether a consumer subscribes to a topic that may not exist yet.
+        ``is_wanted``: whether a consumer subscribes to a topic that may not exist yet;
+        ``interval_s``: the time between two periodic rounds.
         """
         self._routes = routes
         self._name_servers = name_servers
@@ -60,7 +65,9 @@ class RouteKeeper:
         self._clock = clock
         self._is_wanted = is_wanted
         self._under_way: dict[_Request, asyncio.Task[_Outcome]] = {}
+        self._look_again = Backoff(first_s=LOOK_FIRST_S, most_s=interval_s)
         self._unknown: set[str] = set()  # topics that were not found last time
+        self._looked_for: set[str] = set()  # those of them for which a task asks again and again
 
     async def refresh(self, topic: str, queue_count: int = 0, model: str = "") -> Route | None:
         """The current route, or the old one if the topic is unknown.
@@ -81,6 +88,8 @@ class RouteKeeper:
     async def refresh_all(self, topics: Iterable[str]) -> None:
         """The periodic round."""
         for topic in topics:
+            if topic in self._looked_for:
+                continue
             try:
                 await self.refresh(topic)
             except NoNameServerError as error:
@@ -124,25 +133,44 @@ class RouteKeeper:
             self._changed(route)
         return self._routes.get(topic)
 
-    def _not_found(self, topic: str, model: str) -> None:
-        if model or is_retry_topic(topic) or topic in self._unknown:
-            return
-        self._unknown.add(topic)
-        wanted = self._is_wanted(topic)
-        level = logging.WARNING if wanted else logging.INFO  # a send will create it
-        logger.log(level, "no name server knows topic %s yet", topic)
-        if wanted:
-            self._tasks.spawn(self._ask_again(topic), name=f"look for {topic}")
+    # ---- topics that do not exist yet ------------------------------------------------------------
 
-    async def _ask_again(self, topic: str) -> None:
-        for failures in range(1, RETRIES + 1):
-            await self._clock.sleep(RETRY.pause_s(failures))
-            if topic not in self._unknown or not self._is_wanted(topic):
-                return
-            try:
-                await self.refresh(topic)
-            except SkylarkError as error:
-                logger.info("cannot find the route of %s: %s", topic, error)
+    def look_for(self, topics: Iterable[str]) -> None:
+        """A consumer has joined: look for those of its topics that were not found before."""
+        for topic in topics:
+            if topic in self._unknown:
+                self._start_looking(topic)
+
+    def _not_found(self, topic: str, model: str) -> None:
+        if model or is_retry_topic(topic):  # a send, or the broker of the group, creates it
+            return
+        if topic not in self._unknown:
+            self._unknown.add(topic)
+            logger.debug("no name server knows topic %s", topic)
+        self._start_looking(topic)
+
+    def _start_looking(self, topic: str) -> None:
+        if topic in self._looked_for or not self._is_wanted(topic):
+            return
+        self._looked_for.add(topic)
+        if self._routes.get(topic) is None:
+            logger.warning("topic %s does not exist yet, its consumers wait for it", topic)
+        else:
+            logger.warning("no name server knows topic %s any more", topic)
+        self._tasks.spawn(self._look_for(topic), name=f"look for {topic}")
+
+    async def _look_for(self, topic: str) -> None:
+        try:
+            for failures in itertools.count(1):
+                await self._clock.sleep(self._look_again.pause_s(failures))
+                if topic not in self._unknown or not self._is_wanted(topic):
+                    return
+                try:
+                    await self.refresh(topic)
+                except SkylarkError as error:
+                    logger.info("cannot find the route of %s: %s", topic, error)
+        finally:
+            self._looked_for.discard(topic)
 
 
 def _route_of(outcome: _Outcome) -> Route | None:

@@ -7,14 +7,17 @@ plain ``ThreadPoolExecutor`` do: the interpreter waits for them at its end.
 :func:`call_in_thread`  a function of the application, in a new thread
 :class:`DaemonExecutor`  short work of the client (compression, DNS), in a few shared threads
 :class:`SerialThread`   callbacks of the application, one after the other
+:class:`LoopThread`     an event loop that runs until the interpreter ends
 ======================  ========================================================================
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextvars
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -29,6 +32,20 @@ P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 
 DAEMON_THREADS_MAX = 4
+#: How long the end of the interpreter waits for an event loop to return from its last callback.
+LOOP_END_S = 1.0
+
+_loop_threads: list[LoopThread] = []  # of this process and, in a forked child, of its parents
+
+
+def _end_loops() -> None:
+    for thread in reversed(_loop_threads):
+        thread.end()
+
+
+# Functions of atexit are called in reverse order. Registered here, when the module is imported,
+# this one is called after those of applications, which may still stop their clients.
+atexit.register(_end_loops)
 
 
 async def call_in_thread(function: Callable[[*Ts], T], *args: *Ts) -> T:
@@ -146,3 +163,51 @@ class SerialThread:
                 call()
             except Exception:
                 logger.exception("a listener failed")
+
+
+class LoopThread:
+    """An event loop on a daemon thread; an error that escapes a callback does not end it.
+
+    The loop ends when the interpreter does, before that destroys objects: a loop written in C that
+    still waits for sockets then may crash the process. Functions that an application registers with
+    :mod:`atexit` run before that, unless they were registered before this module was imported: a
+    call to the loop then would never be answered, so callers check :attr:`has_ended`.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        name: str,
+        prepare: Callable[[], object] | None = None,
+    ) -> None:
+        """``prepare`` is called first, in the thread."""
+        self.loop = loop
+        self.has_ended = False  #: or is about to
+        self._prepare = prepare
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+        _loop_threads.append(self)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling thread is that of the loop."""
+        return threading.current_thread() is self._thread
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        if self._prepare is not None:
+            self._prepare()
+        while not self.has_ended:
+            try:
+                self.loop.run_forever()
+            except BaseException:  # a hook that calls sys.exit() ends its own call, not all others
+                logger.exception("a callback interrupted the loop of a client, which continues")
+
+    def end(self) -> None:
+        """End the loop, and wait for that briefly; at the end of the interpreter."""
+        if os.getpid() != self._pid:  # a forked child has the loop of its parent, and no thread
+            return
+        self.has_ended = True
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(LOOP_END_S)

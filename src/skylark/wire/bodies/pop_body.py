@@ -67,7 +67,7 @@ class SetMessageRequestModeRequestBody(Body, kw_only=True):
 
 
 class BatchAck(Body, kw_only=True):
-    """Acks for messages of one queue and one pop; see :func:`decode_bit_set`."""
+    """Acks for messages of one queue and one pop, as a bit set."""
 
     consumer_group: str = msgspec.field(default="", name="c")
     topic: str = msgspec.field(default="", name="t")
@@ -81,9 +81,27 @@ class BatchAck(Body, kw_only=True):
 
     def offsets(self) -> list[int]:
         """The acknowledged queue offsets, ascending."""
+        return self.offsets_of(self.mask(self.start_offset, self.start_offset + BITS_MAX))
+
+    def mask(self, first: int, end: int) -> int:
+        """The acknowledged offsets from ``first`` to ``end`` - 1, as the bits of a number.
+
+        A bit set may have 65,536 bits, and a request thousands of bit sets: count the bits of all
+        masks (``int.bit_count``) before :meth:`offsets_of` makes lists of them.
+        """
+        width, skipped = end - self.start_offset, first - self.start_offset
         if self.bit_set is None:
-            return []
-        return [self.start_offset + bit for bit in decode_bit_set(self.bit_set)]
+            return 0
+        mask = _decode_mask(self.bit_set)
+        if width <= 0 or skipped >= BITS_MAX:
+            return 0
+        if width < BITS_MAX:
+            mask &= (1 << width) - 1
+        return mask >> skipped << skipped if skipped > 0 else mask
+
+    def offsets_of(self, mask: int) -> list[int]:
+        """The queue offsets of a mask, ascending."""
+        return [self.start_offset + bit for bit in _bits(mask)]
 
 
 class BatchAckMessageRequestBody(Body, kw_only=True):
@@ -105,12 +123,27 @@ def encode_bit_set(bits: Iterable[int]) -> str:
 
 def decode_bit_set(text: str) -> list[int]:
     """The bits of a bit set given as Base64, ascending."""
+    return _bits(_decode_mask(text))
+
+
+def _decode_mask(text: str) -> int:
+    """A bit set given as Base64, as a number; raises RemoteProtocolError."""
     try:
         data = b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise RemoteProtocolError(f"a bit set is not Base64: {error}") from error
     if len(data) > BITS_MAX // 8:
         raise RemoteProtocolError(f"a bit set of {len(data)} bytes")
+    return int.from_bytes(data, "little")
+
+
+def _bits(mask: int) -> list[int]:
+    """The places of the bits of a number, ascending."""
+    data = mask.to_bytes((mask.bit_length() + 7) // 8, "little")
     return [
-        8 * index + bit for index, byte in enumerate(data) for bit in range(8) if byte >> bit & 1
+        8 * index + bit
+        for index, byte in enumerate(data)
+        if byte
+        for bit in range(8)
+        if byte >> bit & 1
     ]

@@ -12,7 +12,7 @@ import msgspec
 
 from skylark.wire.bodies.common_body import Body, MessageQueue
 from skylark.wire.fastjson_reader import SIZE_MAX
-from skylark.wire.fields import Int64
+from skylark.wire.fields import Int32, Int64
 
 
 class TopicOffset(Body, kw_only=True):
@@ -39,6 +39,29 @@ class OffsetWrapper(Body, kw_only=True):
     consumer_offset: Int64 = 0
     pull_offset: Int64 = 0
     last_timestamp: Int64 = 0  # store time of the last message consumed
+    #: Messages that were popped, and are neither acknowledged nor back; only Skylark's brokers say.
+    popped_in_flight: Int64 | None = None
+
+
+class PoppedReport(Body, kw_only=True):
+    """The last pop of a message by a group; only Skylark's brokers report it.
+
+    ``pop_time`` is 0 if the broker has no check-point of the message: it was not popped, or was
+    acknowledged while its check-point was in memory only.
+    """
+
+    #: The broker has looked for check-points that were written since this time.
+    known_since: Int64 = 0
+    #: Where the next pop of the queue reads; None if the group has no offset.
+    next_offset: Int64 | None = None
+    #: When it was popped; after a change of the invisible time perhaps the time of that.
+    pop_time: Int64 = 0
+    invisible_time: Int64 = 0
+    acknowledged: bool = False
+    #: The invisible time is over, and the message is not acknowledged.
+    expired: bool = False
+    #: Of an ordered pop: how often the message was delivered before.
+    earlier_count: Int32 = 0
 
 
 class ConsumeStats(Body, kw_only=True):
@@ -48,6 +71,8 @@ class ConsumeStats(Body, kw_only=True):
 
     offset_table: dict[MessageQueue, OffsetWrapper] = msgspec.field(default_factory=dict)
     consume_tps: float = 0.0
+    #: For the message that the request names.
+    popped: PoppedReport | None = None
 
 
 class ConsumeStatsList(Body, kw_only=True):

@@ -76,6 +76,9 @@ class GetConsumeStatsRequestHeader(Header, kw_only=True, rename="camel"):
     topic: str | None = None
     #: Joined by semicolons.
     topic_list: str | None = None
+    #: A message of ``topic``: Skylark's brokers report its last pop.
+    popped_queue_id: Int32 | None = None
+    popped_offset: Int64 | None = None
 
 
 class GetConsumeStatsInBrokerRequestHeader(Header, kw_only=True, rename="camel"):

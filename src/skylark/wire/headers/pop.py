@@ -31,6 +31,8 @@ class PopMessageRequestHeader(Header, kw_only=True, rename="camel"):
     exp: str | None = None
     order: bool = False
     attempt_id: str | None = None
+    #: For reports of which client has a message; only Skylark's clients send it.
+    client_id: str | None = None
 
 
 class PopMessageResponseHeader(Header, kw_only=True, rename="camel"):

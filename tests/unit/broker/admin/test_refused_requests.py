@@ -24,9 +24,16 @@ async def test_no_request_is_forgotten(world: Stored) -> None:
     assert world.features.endpoint.server.dispatcher.codes == asked
 
 
-async def test_the_fast_port_lacks_pulls_only(world: Stored) -> None:
+async def test_the_fast_port_lacks_what_may_be_held(world: Stored) -> None:
     both, fast = (server.dispatcher.codes for server in world.features.endpoint.servers)
-    assert both - fast == {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE}
+    assert both - fast == {
+        RequestCode.PULL_MESSAGE,
+        RequestCode.LITE_PULL_MESSAGE,
+        RequestCode.POP_MESSAGE,
+        RequestCode.PEEK_MESSAGE,
+        RequestCode.NOTIFICATION,
+        RequestCode.POLLING_INFO,
+    }
 
 
 @pytest.mark.parametrize("code", REFUSED, ids=lambda code: code.name)

@@ -65,6 +65,17 @@ LIVE: Final[dict[str, str]] = {
         broadcastOffsetExpireMaxSecond enableRegisterProducer serverLoadBalancerEnable
         loadBalancePollNameServerInterval
         """,
+    "pops": """
+        defaultMessageRequestMode defaultPopShareQueueNum popFromRetryProbability
+        popFromRetryProbabilityForPriority priorityOrderAsc initPopOffsetByCheckMsgInMem
+        enablePopMessageThreshold popInflightMessageThreshold popResponseReturnActualRetryTopic
+        enableRetryTopicV2 retrieveMessageFromPopRetryTopicV1 useSeparateRetryQueue
+        maxPopPollingSize popPollingSize popLongPollingForceNotifyInterval
+        enableNotifyAfterPopOrderLockRelease useMessageFilterForNotification
+        maxMessageFilterNumForNotification enablePopBufferMerge popCkStayBufferTime
+        popCkStayBufferTimeOut popCkMaxBufferSize popCkOffsetMaxQueueSize reviveInterval
+        skipWhenCKRePutReachMaxTimes
+        """,
     "delays, timers": """
         flushDelayOffsetInterval delayOffsetUpdateVersionStep timerMaxDelaySec
         timerCongestNumEachSlot timerFlushIntervalMs timerEnableRetryUntilSuccess timerStopEnqueue

@@ -167,8 +167,7 @@ async def test_weeks_of_silence_lose_nothing(tmp_path: Path) -> None:
     await send(world, b"old", TIMER_DELAY_SEC=100)
     now_ms = await stop(world)
     lap_ms = 1_209_600_000
-    async with again(tmp_path, now_ms + lap_ms) as world:
-        world.context.live.update("timerStopDequeue=true", 0)
+    async with again(tmp_path, now_ms + lap_ms, timerStopDequeue="true") as world:
         await send(world, b"new", TIMER_DELAY_SEC=100)  # the same slot, a lap later
         await world.clock.advance(5)
         assert service(world).enqueue_lag() == 1

@@ -31,7 +31,12 @@ async def world(tmp_path: Path) -> AsyncIterator[Stored]:
         yield running
 
 
-async def assigned(world: Stored, client_id: str, **fields: object) -> list[int] | None:
+async def assigned(
+    world: Stored,
+    client_id: str,
+    mode: MessageRequestMode = MessageRequestMode.PULL,
+    **fields: object,
+) -> list[int] | None:
     question = QueryAssignmentRequestBody(
         topic="T",
         consumer_group="g",
@@ -46,7 +51,7 @@ async def assigned(world: Stored, client_id: str, **fields: object) -> list[int]
     found = decode_body(QueryAssignmentResponseBody, answer.body or b"").message_queue_assignments
     if found is None:
         return None
-    assert all(item.mode is MessageRequestMode.PULL for item in found)
+    assert all(item.mode is mode for item in found)
     queues = [item.message_queue or MessageQueue() for item in found]
     assert all((queue.topic, queue.broker_name) == ("T", "broker-a") for queue in queues)
     return [queue.queue_id for queue in queues]
@@ -138,7 +143,6 @@ async def test_a_mode_is_kept_over_a_restart(tmp_path: Path) -> None:
         ({"topic": "%RETRY%g"}, 16, "retry topic is not allowed to set mode"),
         ({"topic": "x"}, 17, "topic[x] not exist"),
         ({"consumer_group": "bad group"}, 26, "subscription group does not exist"),
-        ({"mode": MessageRequestMode.POP}, 3, " mode POP not supported"),
     ],
 )
 async def test_modes_that_cannot_be_set(
@@ -148,3 +152,56 @@ async def test_modes_that_cannot_be_set(
     assert answer.code == code
     assert (answer.remark or "").startswith(remark)
     assert len(world.features.groups.request_modes) == 0
+
+
+async def test_members_that_pop_share_all_queues(world: Stored) -> None:
+    members = [Member(world, name, silent) for name in ("c1", "c2", "c3")]
+    for member in members:
+        await member.join("g", "T")
+    pop = MessageRequestMode.POP
+    assert (await set_mode(world, mode=pop, pop_share_queue_num=0)).code == 0
+    assert await assigned(world, "c1", pop) == [-1]
+    assert (await set_mode(world, mode=pop, pop_share_queue_num=1)).code == 0
+    assert [await assigned(world, name, pop) for name in ("c1", "c2", "c3")] == [
+        [0, 1, 2],
+        [2, 3],
+        [3, 0, 1],
+    ]
+    assert await assigned(world, "c1", pop, strategy_name="CONFIG") is None
+    assert (await set_mode(world)).code == 0
+    assert await assigned(world, "c2") == [2]
+    for member in members:
+        await member.leave()
+
+
+async def test_pop_can_be_the_default(tmp_path: Path) -> None:
+    async with stored(tmp_path, defaultMessageRequestMode="POP") as world:
+        world.add_topic("T", 4)
+        member = Member(world, "c1", silent)
+        await member.join("g", "T")
+        assert await assigned(world, "c1", MessageRequestMode.POP) == [-1]
+        await member.leave()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_known", "mode"),
+    [
+        ('"PUSH"', False, MessageRequestMode.PULL),
+        ('"pop"', False, MessageRequestMode.PULL),
+        ("7", False, MessageRequestMode.PULL),
+        ('"POP"', True, MessageRequestMode.POP),
+        ("1", True, MessageRequestMode.POP),
+        ("0", True, MessageRequestMode.PULL),
+    ],
+)
+async def test_an_unknown_mode_counts_as_pull(
+    world: Stored, text: str, is_known: bool, mode: MessageRequestMode
+) -> None:
+    body = f'{{"topic":"T","consumerGroup":"g","mode":{text}}}'.encode()
+    answer = await world.call(RequestCode.SET_MESSAGE_REQUEST_MODE, None, body)
+    assert answer.code == 0  # as by Java
+    remark = None if is_known else f"there is no mode {text.strip(chr(34))}: the mode is PULL"
+    assert answer.remark == remark
+    found = world.features.groups.request_modes.get("T", "g")
+    assert found is not None
+    assert found.mode is mode

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skylark.broker.groups.queue_assignment import STRATEGIES, allocate
+from skylark.broker.groups.queue_assignment import STRATEGIES, allocate, allocate_pop
 from skylark.wire.bodies.common_body import MessageQueue
 
 
@@ -56,3 +56,13 @@ def test_strangers_get_nothing_and_unknown_strategies_no_answer() -> None:
     assert allocate("AVG", queues(5), ["a"], "b") == []
     assert allocate("MACHINE_ROOM", queues(5), ["a"], "a") is None
     assert allocate(None, queues(5), ["a"], "a") is None
+
+
+def test_pop_members_beyond_the_queues_share_one_each() -> None:
+    queues = [MessageQueue(topic="T", broker_name="b", queue_id=index) for index in range(2)]
+    members = ["c1", "c2", "c3", "c4"]
+    shares = [allocate_pop("AVG", queues, members, member, 1) for member in members]
+    assert [[queue.queue_id for queue in share or []] for share in shares] == [[0], [1], [0], [1]]
+    assert allocate_pop("AVG", queues, members, "stranger", 1) == []
+    everything = allocate_pop("AVG", queues, members, "stranger", 3) or []
+    assert [queue.queue_id for queue in everything] == [-1]

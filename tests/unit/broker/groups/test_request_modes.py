@@ -6,8 +6,7 @@ import pytest
 
 from skylark.broker.groups import request_modes
 from skylark.broker.groups.request_modes import RequestModes
-from skylark.core.errors import BrokerError, RequestNotSupportedError
-from skylark.store import config_tables
+from skylark.core.errors import BrokerError
 from skylark.wire.bodies.pop_body import MessageRequestMode, SetMessageRequestModeRequestBody
 
 
@@ -36,16 +35,15 @@ def test_a_snapshot_does_not_follow_changes() -> None:
     assert list(snapshot.message_request_mode_map["T"]) == ["g"]
 
 
-def test_pop_is_refused_and_a_file_that_has_it_is_kept() -> None:
+def test_pop_is_a_mode_and_an_unknown_mode_is_refused() -> None:
     modes = RequestModes()
     popping = mode("T", "g", mode=MessageRequestMode.POP)
-    with pytest.raises(RequestNotSupportedError, match="no POP consumption"):
-        modes.set(popping)
-    assert len(modes) == 0
-    modes.load(
-        config_tables.MessageRequestModeTable(message_request_mode_map={"T": {"g": popping}})
-    )
-    assert modes.snapshot().message_request_mode_map == {"T": {"g": popping}}
+    modes.set(popping)
+    with pytest.raises(BrokerError, match="missing, or unknown"):
+        modes.set(mode("T", "g", mode=None))
+    assert modes.get("T", "g") == popping
+    assert modes.get("T", "other") is None
+    assert modes.get("other", "g") is None
 
 
 def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,15 @@ def test_members_that_agree_are_no_conflict() -> None:
     assert lint.conflicts() == []
 
 
+@pytest.mark.parametrize("topic", ["%RETRY%g_A", "%RETRY%g+A"])
+def test_members_that_pull_the_retries_of_pops_are_no_conflict(topic: str) -> None:
+    """Some members of the group pull and others pop, while its mode changes."""
+    lint = SubscriptionLint("g")
+    lint.update(1, "c1", [tags("A", "*"), tags(topic, "*")])
+    lint.update(2, "c2", [tags("A", "*")])
+    assert not lint.in_conflict
+
+
 def test_the_retry_topic_of_another_group_counts() -> None:
     lint = SubscriptionLint("g")
     lint.update(1, "c1", [tags("%RETRY%other", "*")])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skylark.broker.overload.overload_guard import Reason
-from skylark.broker.pull.held_pull_runner import HeldPull
+from skylark.broker.pull.held_request_runner import HeldRequest
 from skylark.net.connection import Connection
 from skylark.net.write_queue import WriteQueue
 from skylark.store.message_reader import GetResult
@@ -178,12 +178,12 @@ async def test_producers_get_their_responses_before_pulls_wake(tmp_path: Path, f
             events.append("answers")
             return write(*args)
 
-        def noted_run(pull: HeldPull) -> None:
+        def noted_run(pull: HeldRequest) -> None:
             events.append("wake")
             run(pull)
 
         producer._outbound.queue = Wrapped(producer._outbound.queue, noted)  # type: ignore[assignment]
-        pulls._run_again = noted_run  # type: ignore[method-assign]
+        pulls._run_again = noted_run  # type: ignore[method-assign,assignment]
         fields = {
             "a": "pg", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1",
             "h": "0", "i": "",

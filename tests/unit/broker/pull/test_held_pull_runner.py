@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from skylark.broker.api import Peer, PullRequest, PullResult
-from skylark.broker.pull.held_pull_runner import WAKES_PER_TURN, HeldPullRunner
+from skylark.broker.pull.held_pull_runner import HeldPullRunner
+from skylark.broker.pull.held_request_runner import WAKES_PER_TURN
 from skylark.broker.pull.pull_checks import PullFilter
 from skylark.store.reput import Arrival
 from skylark.testing.virtual_clock import VirtualClock

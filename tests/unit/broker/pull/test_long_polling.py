@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skylark.broker.pull import long_polling
+from skylark.broker.pull import due_times
 from skylark.broker.pull.long_polling import CHECK_INTERVAL_MS, Held, HeldPulls
 from skylark.core.hashing import java_hash
 from skylark.filter.sql_eval import compile_sql
@@ -196,14 +196,14 @@ def test_a_cancelled_pull_does_not_wake() -> None:
 
 
 def test_due_times_of_woken_pulls_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_polling, "_VOID_COUNT_MIN", 10)
+    monkeypatch.setattr(due_times, "_VOID_COUNT_MIN", 10)
     held: HeldPulls[str] = HeldPulls()
     park(held, "stays", queue_id=9, tags=parse_tags("a"))
     for _ in range(1_000):
         park(held, "pull", tags=parse_tags("a"))
         held.arrived("T", 0, 11, 0, code("c"))
         held.arrived("T", 0, 12, 0, code("a"))
-    assert len(held._heap) <= 12
+    assert len(held._due._heap) <= 12
     assert held.take_due(HOLD_MS) == ["stays"]
 
 

@@ -19,7 +19,7 @@ from skylark.broker.stats.metrics import (
 from skylark.core.metrics import Registry
 from skylark.testing.virtual_clock import VirtualClock
 
-#: The names of section 11 of the specification, without their prefix.
+#: The names of section 11 of the specification, without their prefix; the last is Java's, too.
 NATIVE = re.findall(
     r"\w+",
     """
@@ -30,6 +30,8 @@ NATIVE = re.findall(
     rollback_messages_total finish_message_latency half_messages rpc_latency storage_size
     storage_flush_behind_bytes storage_dispatch_behind_bytes timer_enqueue_lag timer_dequeue_lag
     timing_messages pop_revive_lag pop_revive_latency pop_revive_retry_messages_total
+    pop_checkpoint_buffer_size pop_offset_buffer_size pop_revive_in_message_total
+    pop_revive_out_message_total
     """,
 )
 

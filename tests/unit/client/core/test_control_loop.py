@@ -110,7 +110,7 @@ async def test_a_callback_that_wants_to_exit_does_not_end_the_thread(
     control = shared_control()
     control.post(leave)
     assert await LoopClock().wait_for(control.run(name_of_thread()), 10.0) == THREAD_NAME
-    assert "interrupted the control loop" in caplog.text
+    assert "interrupted the loop of a client" in caplog.text
 
 
 async def test_calls_are_handed_over_in_order_and_survive_errors(

@@ -19,7 +19,14 @@ from skylark.client.core.client_options import ClientOptions as Options
 CLIENTS = [
     getattr(module, name)
     for module in (skylark.aio, skylark.sync)
-    for name in ("Producer", "PushConsumer", "LitePullConsumer", "PullConsumer", "Admin")
+    for name in (
+        "Producer",
+        "PushConsumer",
+        "PopConsumer",
+        "LitePullConsumer",
+        "PullConsumer",
+        "Admin",
+    )
 ]
 SETTINGS = (
     "core/client_options.py",
@@ -65,6 +72,8 @@ def test_every_client_suggests(client: Any) -> None:
         ("PushConsumer", "consumeThreadMin", "did you mean concurrency?"),
         ("PushConsumer", "consumeTimeout", "did you mean consume_timeout, in seconds?"),
         ("PushConsumer", "auto_offset_reset", "did you mean consume_from_where?"),
+        ("PushConsumer", "popInvisibleTime", "did you mean pop_invisible_time, in seconds?"),
+        ("PopConsumer", "invisibleDuration", "did you mean invisible, in seconds?"),
         ("LitePullConsumer", "pollTimeoutMillis", "did you mean poll_timeout, in seconds?"),
         ("PullConsumer", "maxReconsumeTimes", "did you mean max_reconsume_times?"),
     ],

@@ -85,7 +85,7 @@ async def test_the_round_goes_on_after_a_topic_that_fails(
             await w.clock.advance(seconds=61)
             assert instance.routes.get("Z") is not None
         assert caplog.text.count("cannot refresh the route of A: not yours") == 3
-        assert caplog.text.count("no name server knows topic Unknown") == 1  # told once
+        assert caplog.text.count("topic Unknown does not exist yet") == 1  # told once
         assert "%RETRY%g" not in caplog.text
         await w.finish(server.stop())
 
@@ -100,11 +100,11 @@ async def test_a_topic_made_after_its_consumer_is_found_and_its_queues_are_share
         async with w.client(namesrv=address) as instance:
             consumer = FakeConsumer("g", "Late")
             await instance.register_consumer(consumer)
-            await w.clock.advance(seconds=6)
+            await w.clock.advance(seconds=5)
             assert instance.routes.get("Late") is None
             before = consumer.rebalances
             server.serve_route("Late", a=address)
-            await w.clock.advance(seconds=2)  # asked after 1, 3 and 7 seconds
+            await w.clock.advance(seconds=2)  # asked after 0.2, 0.6, 1.4, 3 and 6.2 seconds
             assert instance.routes.get("Late") is not None
             assert consumer.rebalances > before
         await w.finish(server.stop())
@@ -119,4 +119,47 @@ async def test_a_topic_that_nobody_waits_for_is_not_asked_for_again(tmp_path: Pa
             await instance.register_producer(FakeProducer("p", "Unmade"))
             await w.clock.advance(seconds=25)
             assert len(server.of(ROUTE)) == 1
+        await w.finish(server.stop())
+
+
+async def test_a_topic_not_found_before_its_consumer_joined_is_looked_for_until_it_exists(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path) as w:
+        server = ScriptedServer(w.network, w.clock)
+        address = await server.start()
+        server.answer(ROUTE, lambda request: response_to(request, 17, "no"))
+        async with w.client(namesrv=address) as instance:
+            assert await w.finish(instance.refresh_route("Late")) is None  # a consumer starts
+            assert "Late" not in caplog.text
+            consumer = FakeConsumer("g", "Late")
+            await w.finish(instance.register_consumer(consumer))
+            await w.clock.advance(seconds=0.7)
+            assert len(server.of(ROUTE)) == 3
+            await w.clock.advance(seconds=300)
+            few = len(server.of(ROUTE))
+            assert few <= 3 + 6 + 300 / 30  # the periodic round does not ask besides
+            assert caplog.text.count("topic Late does not exist yet") == 1
+            server.serve_route("Late", a=address)
+            await w.clock.advance(seconds=31)
+            assert instance.routes.get("Late") is not None
+            found = len(server.of(ROUTE))
+            await w.clock.advance(seconds=20)
+            assert len(server.of(ROUTE)) - found <= 1  # the periodic round
+        await w.finish(server.stop())
+
+
+async def test_a_topic_that_no_consumer_wants_any_more_is_not_looked_for(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        server = ScriptedServer(w.network, w.clock)
+        address = await server.start()
+        server.answer(ROUTE, lambda request: response_to(request, 17, "no"))
+        async with w.client(namesrv=address) as instance:
+            consumer = FakeConsumer("g", "Late")
+            await w.finish(instance.register_consumer(consumer))
+            await w.finish(instance.refresh_route("Late"))
+            await w.finish(instance.unregister_consumer(consumer))
+            before = len(server.of(ROUTE))
+            await w.clock.advance(seconds=20)
+            assert len(server.of(ROUTE)) == before
         await w.finish(server.stop())

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import subprocess
+import sys
+import textwrap
 import threading
 
 import pytest
@@ -108,3 +111,70 @@ def test_a_thread_for_calls_ends_after_those_that_wait_when_it_is_closed() -> No
     assert not running.is_alive()
     assert seen == [1]
     SerialThread("never begun").close()
+
+
+def run_program(program: str) -> list[str]:
+    """The lines that a program prints, which ends well and logs nothing."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def test_a_loop_ends_before_the_interpreter_destroys_it() -> None:
+    lines = run_program("""
+        import asyncio, atexit, os, threading
+
+        def last():
+            print([t.name for t in threading.enumerate() if t.name.startswith("skylark")])
+            try:
+                shared_loop_thread().call_plain(int)
+            except ClientStateError as error:
+                print(str(error).split(":")[0])
+            try:
+                asyncio.run(on_control())
+            except ClientStateError as error:
+                print(str(error).split(":")[0])
+
+        async def on_control():
+            return await shared_control().run(asyncio.sleep(0, "done"))
+
+        atexit.register(last)  # before the import: called after the end of the loops
+
+        from skylark.client.blocking.event_loop_thread import shared_loop_thread
+        from skylark.client.core.control_loop import shared_control
+        from skylark.core.errors import ClientStateError
+
+        shared_control()
+        shared_loop_thread().call_plain(int)
+        if os.fork() == 0:
+            raise SystemExit(0)  # a child leaves the loops of its parent alone
+        os.wait()
+        print(shared_loop_thread().call_plain(int), asyncio.run(on_control()))
+    """)
+    assert lines[-4:] == ["0 done", "[]", "the interpreter is ending", "the interpreter is ending"]
+
+
+def test_a_client_may_be_stopped_at_exit() -> None:
+    lines = run_program("""
+        import asyncio, atexit
+
+        from skylark.client.blocking.event_loop_thread import shared_loop_thread
+        from skylark.client.core.control_loop import shared_control
+
+        async def on_control():
+            return await shared_control().run(asyncio.sleep(0, "stopped"))
+
+        # Registered before the first loop starts.
+        atexit.register(lambda: print(asyncio.run(on_control())))
+        atexit.register(lambda: print(shared_loop_thread().call_plain(int)))
+        shared_loop_thread().call_plain(int)
+        asyncio.run(on_control())
+        print("ends")
+    """)
+    assert lines == ["ends", "0", "stopped"]

@@ -214,7 +214,7 @@ class ConcurrentJob(msgspec.Struct, eq=False):
         self.started_ms = runner.now_ms()
         process_queue.start(self.batch, self.started_ms)
         if runner.hooks.any:
-            self.context = runner.hooks.before(self.assigned, self.batch)
+            self.context = runner.hooks.before(self.assigned.queue, self.batch)
         return True
 
     def call(self) -> Any:

@@ -24,13 +24,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from skylark.client.consumer.consumer_send_back import BROKER_DECIDES, STRAIGHT_TO_DEAD_LETTERS
 from skylark.client.consumer.process_queue import NOTHING_TO_COMMIT, ProcessQueue
 from skylark.client.core.client_message import DeadLetter, MessageExt, RetryLater
+
+MessageT = TypeVar("MessageT", bound=MessageExt)
 
 RESUBMIT_DELAY_MS: Final = 5_000
 
@@ -76,7 +78,7 @@ def return_type(*, failed: bool, raised: bool, took_ms: int, timeout_ms: int) ->
     return ReturnType.FAILED if failed else ReturnType.SUCCESS
 
 
-def batches(messages: Sequence[MessageExt], size_max: int) -> Iterator[Sequence[MessageExt]]:
+def batches(messages: Sequence[MessageT], size_max: int) -> Iterator[Sequence[MessageT]]:
     """Messages in batches, one for each call of a handler."""
     for start in range(0, len(messages), size_max):
         yield messages[start : start + size_max]

@@ -68,6 +68,8 @@ class PushSetup(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     subscriptions: Callable[[], Mapping[str, Subscription]]  #: by topic, as brokers know it
     is_running: Callable[[], bool]
     is_suspended: Callable[[], bool]
+    #: subscriptions to pop retries, which are added to the others while a topic is pulled
+    pop_retries: dict[str, Subscription] = msgspec.field(default_factory=dict)
 
 
 class ConsumerServices(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -178,12 +180,12 @@ class HookCalls:
         self._hooks = ConsumeHooks(services.setup.hooks)
         self.any = self._hooks.any
 
-    def before(self, assigned: AssignedQueue, messages: Sequence[MessageExt]) -> ConsumeContext:
+    def before(self, queue: MessageQueue, messages: Sequence[MessageExt]) -> ConsumeContext:
         instance = self._services.instance
         context = ConsumeContext(
             group=self._services.setup.group,
             messages=messages,
-            queue=instance.namespace.unwrap_queue(assigned.queue),
+            queue=instance.namespace.unwrap_queue(queue),
             client_id=instance.client_id,
             namespace=instance.namespace.name,
         )

@@ -34,6 +34,7 @@ class ConsumerStats:
     def __init__(self, now_ms: int) -> None:
         self.topics: dict[str, TopicCounters] = {}
         self.sent_back = 0  #: messages given back for another try
+        self.late = 0  #: results that came after the invisible time of a popped message
         self.undecodable = 0  #: messages skipped because they cannot be decoded
         self._snapshots: deque[tuple[int, dict[str, TopicCounters]]] = deque([(now_ms, {})])
 

@@ -180,7 +180,7 @@ class Job(Protocol):
         """The handler has returned or raised; returns follow-up work or None. On the loop."""
 
     def discard(self) -> None:
-        """The handler will not be called: the pool was closed before. On the loop."""
+        """The handler will not be called: ``begin`` said so, or the pool is closed. On the loop."""
 
 
 class LoopWorkers:
@@ -271,6 +271,8 @@ class LoopWorkers:
                 work = job.finish(result, error)
                 if work is not None:
                     await work
+            else:
+                job.discard()
             burst += 1
             if burst >= BURST_MAX:
                 burst = 0

@@ -172,7 +172,7 @@ class OrderlyRunner(Runner):
         if binding is None:
             logger.warning("no handler for topic %s: %s waits", batch[0].topic, assigned.queue)
             return SUSPENDED, None
-        context = self.hooks.before(assigned, batch) if self.hooks.any else None
+        context = self.hooks.before(assigned.queue, batch) if self.hooks.any else None
         started_ms = services.clock.steady_ms()
         error: BaseException | None = None
         try:

@@ -7,6 +7,9 @@
     RebalanceExecutor  -- start_pull, stop_pull ------>     |  messages
     OffsetStore <- OffsetTable (both loops) -----  Runner -> pools of handlers
     OffsetResets                                        SendBackClient
+    AssignedShares -- assign ------------------->  PopLoops -> PopLoop (one per assignment)
+
+The last line only with ``client_rebalance=False``, and its right side only with pop.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any
 
+from skylark.client.consumer.broker_assignment import AssignedShares, BrokerAssignment
 from skylark.client.consumer.consumer_send_back import SendBackClient
 from skylark.client.consumer.offset_persistence import open_offset_store
+from skylark.client.consumer.pop.pop_loops import PopLoops
 from skylark.client.consumer.process_queue import MIB, FlowControl
 from skylark.client.consumer.pull_api import QueueAccess, first_offset
 from skylark.client.consumer.push.concurrent_runner import ConcurrentRunner
@@ -91,13 +96,23 @@ class PushParts:
                 flow=self.flow,
                 runner=self.runner,
                 group=self.group,
-                is_paused=lambda: self.member.is_paused,
+                is_paused=self._is_paused,
                 first_offset=self._first_offset,
                 offset_illegal=self._offset_illegal,
                 save_soon=self._save_soon,
                 subscription_lost=self._subscription_lost,
             )
         )
+        #: Pops, where the mode allows it.
+        self.pop_loops: PopLoops | None = None
+        self.assignment: BrokerAssignment | None = None
+        if not settings.shares_itself:
+            strategy, mode = settings.allocation.name, settings.mode
+            self.assignment = BrokerAssignment(
+                instance, self.group, strategy, mode, sets_mode=settings.set_mode
+            )
+        if settings.mode != "pull":
+            self.pop_loops = PopLoops(services, self.runner, self.group, self._is_paused)
         self.rebalancer = self._make_rebalancer()
         self.resets = OffsetResets(instance, self.rebalancer, self.pull_service.forget_messages)
         self.member = PushMember(
@@ -110,6 +125,8 @@ class PushParts:
             consume=self._consume_directly,
             data_loop=link.loop,
         )
+        if self.pop_loops is not None:
+            self.member.pop_infos = self.pop_loops.infos
 
     def _make_services(self) -> ConsumerServices:
         instance, setup = self.instance, self._setup
@@ -147,6 +164,14 @@ class PushParts:
             first_offset=self._find_first_offset,
             data_plane=self.pull_service,
             on_abandoned=self._leave_alone,
+            by_broker=self._make_shares(),
+        )
+
+    def _make_shares(self) -> AssignedShares | None:
+        if self.assignment is None:
+            return None
+        return AssignedShares(
+            self.instance, self.assignment, self.pop_loops, self._setup.pop_retries
         )
 
     # ---- life ------------------------------------------------------------------------------------
@@ -157,6 +182,10 @@ class PushParts:
             self.instance.metrics.add_source(
                 self.instance.namespace.unwrap(self.group), self.pull_service
             )
+            if self.pop_loops is not None:
+                self.instance.metrics.add_source(
+                    self.instance.namespace.unwrap(self.group), self.pop_loops
+                )
         if self._setup.is_orderly:
             self._end_relock = await self.instance.add_periodic(
                 f"locks of {self.member.group}",
@@ -166,17 +195,28 @@ class PushParts:
             )
         self.tasks.spawn(self.pull_service.expire_forever(), name="expire")
 
+    async def require_mode(self, topics: Collection[str]) -> None:
+        """Raise ClientError if brokers have another mode for the group than the consumer."""
+        if self.assignment is not None:
+            await self.instance.runtime.control.run(self.assignment.require_mode(topics))
+
     async def leave(self) -> None:
         """Wait for handlers, save offsets, release locks, and leave the group."""
         self.rebalancer.refuse()
         if self.instance.metrics is not None:
             self.instance.metrics.remove_source(self.pull_service)
+            if self.pop_loops is not None:
+                self.instance.metrics.remove_source(self.pop_loops)
         self.pull_service.close()
+        if self.pop_loops is not None:
+            await self.pop_loops.end_pops()
         if not await self.runner.close(self._settings.await_termination_ms / 1000):
             logger.warning(
                 "handlers of %s have not ended: their messages will be delivered again",
                 self.member.group,
             )
+        if self.pop_loops is not None:
+            await self.pop_loops.close()
         if self._end_relock is not None:
             self._end_relock()
         try:
@@ -198,6 +238,9 @@ class PushParts:
     def announce(self, topic: str | None) -> None:
         """Send a changed subscription to brokers, after the start."""
         self.tasks.spawn(announce(self.instance, topic), name="announce")
+
+    def _is_paused(self) -> bool:
+        return self.member.is_paused
 
     # ---- between the two loops -------------------------------------------------------------------
 

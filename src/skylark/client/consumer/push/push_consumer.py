@@ -24,6 +24,11 @@ decoded. All intervals use the monotonic clock, so the machine's clock may jump.
 and the saving of offsets on the control loop (:mod:`skylark.client.core.control_loop`), where they
 continue while a handler blocks its loop.
 
+**Pop.** With ``mode="pop"`` no queue belongs to a member: it takes messages from any queue, and
+acknowledges each of them (:mod:`skylark.client.consumer.pop.pop_runner`). The brokers must have the
+group in that mode (:mod:`skylark.client.consumer.broker_assignment`). Handlers are the same; those
+in order need queues of their own, and are refused.
+
 **Stopping** ends all pulls, waits for running handlers (``await_termination``) and then cancels
 them, saves offsets, releases locks, leaves the group and closes all connections. Messages that were
 pulled and not handed out are delivered to another member.
@@ -46,6 +51,7 @@ from typing import Any, Unpack
 import msgspec
 
 from skylark.client.consumer.consumer_start import ConsumerStart
+from skylark.client.consumer.pop.pop_loops import PopLoops
 from skylark.client.consumer.pull_api import check_sql
 from skylark.client.consumer.push.consume_runner import PushSetup
 from skylark.client.consumer.push.consumer_stats import ConsumerStats
@@ -56,6 +62,7 @@ from skylark.client.consumer.push.message_handlers import (
     SubscribeKeywords,
     bind,
 )
+from skylark.client.consumer.push.pull_service import PullService
 from skylark.client.consumer.push.push_components import PushParts
 from skylark.client.consumer.push.push_settings import BATCH_MAX, PushKeywords, PushSettings
 from skylark.client.consumer.subscription import (
@@ -124,6 +131,7 @@ class PushConsumer(Startable, HandlerSubscriptions):
         self._bindings: dict[str, Binding] = {}
         self._wanted: dict[str, Subscription] = {}  # by topic, as the application knows it
         self._subscriptions: dict[str, Subscription] = {}  # by topic, as brokers know it
+        self._pop_retries: dict[str, Subscription] = {}  # as PushSetup.pop_retries
         self._orderly: bool | None = None
         self._suspended = False
         self._parts: PushParts | None = None
@@ -144,6 +152,12 @@ class PushConsumer(Startable, HandlerSubscriptions):
         orderly, batch = how["orderly"], how["batch"]
         if not 1 <= batch <= BATCH_MAX:
             raise ConfigError(f"batch is out of range [1, {BATCH_MAX}]: {batch}")
+        if orderly and not self.settings.shares_itself:
+            raise ClientError(
+                f"orderly handlers of {topic} need queues of their own: mode={self.settings.mode!r}"
+                " with assignment by brokers has no order",
+                hint="leave out mode and client_rebalance for this consumer",
+            )
         if self._orderly is not None and self._orderly is not orderly:
             raise ClientError(
                 f"{self.group} consumes in order or not: {topic} cannot differ from the rest",
@@ -190,6 +204,12 @@ class PushConsumer(Startable, HandlerSubscriptions):
             retry = retry_subscription(namespace.wrap(self.group), self._clock.now_ms())
             found[retry.topic] = retry
         return found
+
+    def _all_subscriptions(self) -> Mapping[str, Subscription]:
+        """All subscriptions now, by topic; from any thread."""
+        if not self._pop_retries:
+            return self._subscriptions
+        return {**self._subscriptions, **self._pop_retries}
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -267,9 +287,10 @@ class PushConsumer(Startable, HandlerSubscriptions):
             stats=self.stats,
             is_orderly=bool(self._orderly),
             start_timestamp=self.settings.start_timestamp(self._clock.now_ms()),
-            subscriptions=lambda: self._subscriptions,
+            subscriptions=self._all_subscriptions,
             is_running=lambda: self.state is ServiceState.RUNNING,
             is_suspended=lambda: self._suspended,
+            pop_retries=self._pop_retries,
         )
         parts = PushParts(instance, link, setup)
         self._exit.push_async_callback(parts.tasks.cancel_and_wait)
@@ -288,7 +309,9 @@ class PushConsumer(Startable, HandlerSubscriptions):
                 await instance.refresh_route(subscription.topic)
             with contextlib.suppress(NoRouteError):  # its brokers have not started yet
                 await check_sql(instance, parts.link, parts.member.group, subscription)
-        if await instance.heartbeat_all(whole=True):
+        is_known = await instance.heartbeat_all(whole=True)
+        await parts.require_mode(tuple(self._subscriptions) if is_known else ())
+        if is_known:
             instance.rebalance_soon()
 
     async def stop(self) -> None:
@@ -362,8 +385,16 @@ class PushConsumer(Startable, HandlerSubscriptions):
             self._parts.instance.rebalance_soon()
 
     async def reset_to(self, time: datetime) -> None:
-        """Continue with messages stored at or after ``time``, in all queues that are ours now."""
+        """Continue with messages stored at or after ``time``, in all queues that are ours now.
+
+        Raises ClientError if topics are popped: brokers keep the offsets of a group that pops.
+        """
         parts = self._require_running()
+        if self.settings.mode == "pop" or (parts.pop_loops and parts.pop_loops.assigned):
+            raise ClientError(
+                f"{self.group} pops, so it has no queues whose offsets it could reset",
+                hint=f"run `skylark group reset-offset {self.group} TOPIC --to TIME`",
+            )
         work: Coroutine[Any, Any, None] = parts.resets.to_time(
             tuple(self._subscriptions), int(time.timestamp() * 1000)
         )
@@ -373,21 +404,33 @@ class PushConsumer(Startable, HandlerSubscriptions):
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
-        """The queues that are ours now; none unless it runs. From any thread."""
+        """The queues that are ours now, and popped assignments; none unless it runs.
+
+        The queue of an assignment to all queues of a broker is -1. From any thread.
+        """
         if self._parts is None or self.state is not ServiceState.RUNNING:
             return frozenset()
         table: Mapping[MessageQueue, object] = self._parts.rebalancer.rebalance.table
-        return frozenset(map(self._parts.instance.namespace.unwrap_queue, tuple(table)))
+        pops = self._parts.pop_loops
+        queues = (*tuple(table), *(() if pops is None else pops.assigned))
+        return frozenset(map(self._parts.instance.namespace.unwrap_queue, queues))
 
     @property
     def in_flight(self) -> int:
-        """Messages that were pulled and not settled."""
-        return 0 if self._parts is None else self._parts.pull_service.in_flight
+        """Messages that were pulled or popped, and not settled."""
+        return sum(each.in_flight for each in self._services())
 
     @property
     def lag(self) -> int:
-        """Messages that are not settled, here and at the brokers as of the last pulls."""
-        return 0 if self._parts is None else self._parts.pull_service.lag
+        """Messages that are not settled, here and at the brokers as of the last requests."""
+        return sum(each.lag for each in self._services())
+
+    def _services(self) -> list[PullService | PopLoops]:
+        parts = self._parts
+        if parts is None:
+            return []
+        pops = parts.pop_loops
+        return [parts.pull_service] if pops is None else [parts.pull_service, pops]
 
     def _require_running(self) -> PushParts:
         require_running(self.state, f"consumer {self.group}")

@@ -40,6 +40,7 @@ from skylark.wire.bodies.admin_body import (
     CMResult,
     ConsumeMessageDirectlyResult,
     ConsumerRunningInfo,
+    PopProcessQueueInfo,
 )
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumerData, ConsumeType
@@ -136,6 +137,8 @@ class PushMember:
         self._flow = flow
         self._consume = consume
         self._data_loop = data_loop
+        #: The assignments that are popped, for running info.
+        self.pop_infos: Callable[[], Mapping[MessageQueue, PopProcessQueueInfo]] = dict
         self._started_ms = self._clock.now_ms()
 
     # ---- what the instance needs -----------------------------------------------------------------
@@ -221,6 +224,7 @@ class PushMember:
                 queue: process_queue.info(self._offsets.table.read(queue) or 0)
                 for queue, process_queue in tuple(self._rebalancer.rebalance.table.items())
             },
+            mq_pop_table=dict(self.pop_infos()),
             status_table={
                 each.topic: setup.stats.status(each.topic, now_ms) for each in subscriptions
             },
@@ -252,7 +256,10 @@ class PushMember:
             "suspendCurrentQueueTimeMillis": settings.suspend_current_queue_time_ms,
             "consumeTimeout": settings.consume_timeout_ms // 60_000,
             "awaitTerminationMillisWhenShutdown": settings.await_termination_ms,
-            "clientRebalance": True,
+            "clientRebalance": settings.shares_itself,
+            "popInvisibleTime": settings.pop_invisible_time_ms,
+            "popBatchNums": settings.pop_batch_nums,
+            "popThresholdForQueue": settings.pop_threshold_for_queue,
             "PROP_CONSUMEORDERLY": self._setup.is_orderly,
             "PROP_THREADPOOL_CORE_SIZE": settings.concurrency,
             "PROP_CONSUMER_START_TIMESTAMP": self._started_ms,

@@ -1,10 +1,9 @@
 """Settings of a push consumer and their checks, each with the name of Java's client.
 
 Durations are seconds or timedeltas, sizes of thresholds MiB, as in Java. A value out of range is a
-ConfigError (``pull_batch_size is out of range [1, 1024]: 0``). Left out are
-``clientRebalance`` and the settings of pop mode, which this consumer does not have.
-:class:`PushKeywords` has the same names, for constructors. Counterpart of the fields of Java's
-``DefaultMQPushConsumer`` and of ``checkConfig``.
+ConfigError (``pull_batch_size is out of range [1, 1024]: 0``). :class:`PushKeywords` has the same
+names, for constructors. Counterpart of the fields of Java's ``DefaultMQPushConsumer`` and of
+``checkConfig``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,9 @@ from typing import Final, TypeAlias, TypedDict
 import msgspec
 
 from skylark.client.consumer.allocation import Allocation, Averagely
+from skylark.client.consumer.broker_assignment import BROKER_STRATEGIES, Mode
 from skylark.client.consumer.consumer_send_back import RECONSUME_TIMES_MAX
+from skylark.client.consumer.pop.pop_options import POP_BATCH_MAX, check_start
 from skylark.client.consumer.push import orderly_settlement as orderly
 from skylark.client.consumer.start_position import consume_timestamp, parse_consume_timestamp
 from skylark.client.core.argument_checks import check_fields
@@ -47,6 +48,10 @@ _RANGES: Final[Mapping[str, tuple[int, int]]] = {
     "pull_interval_ms": (0, 65_535),
     "pull_batch_size": (1, BATCH_MAX),
     "pull_batch_size_in_bytes": (1, 2**31 - 1),
+    "pop_invisible_time_ms": (5_000, 300_000),
+    "pop_batch_nums": (1, POP_BATCH_MAX),
+    "pop_threshold_for_queue": (1, 65_535),
+    "renew_limit_ms": (1, 2**53),
     "max_reconsume_times": (0, 2**31 - 1),
     "consume_timeout_ms": (1, 2**53),
     "await_termination_ms": (0, 2**53),
@@ -97,6 +102,23 @@ class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
     consume_timeout: Duration = 15 * 60.0
     #: awaitTerminationMillisWhenShutdown: how long a stop waits for running handlers
     await_termination: Duration = 30.0
+    #: "pull" owns queues; "pop" takes messages from any queue and acknowledges each of them; "auto"
+    #: follows the setting of the brokers, see :mod:`~skylark.client.consumer.broker_assignment`
+    mode: Mode = "pull"
+    #: clientRebalance: members share the queues, not the brokers; None: only with mode "pull"
+    client_rebalance: bool | None = None
+    #: set the mode of the group at the brokers when the consumer starts
+    set_mode: bool = False
+    #: popInvisibleTime: how long others do not get a popped message that is not acknowledged
+    pop_invisible_time: Duration = 60.0
+    #: popBatchNums: messages of one pop
+    pop_batch_nums: int = POP_BATCH_MAX
+    #: popThresholdForQueue: popped messages of a broker that may wait here
+    pop_threshold_for_queue: int = 96
+    #: hide popped messages for longer while their handlers run
+    renew: bool = True
+    #: and for how long at most
+    renew_limit: Duration = 3600.0
     #: rocketmq.client.localOffsetStoreDir: where broadcasting consumers save their offsets
     offset_folder: Path | None = None
     #: called with the queues of a topic when the share changes
@@ -115,6 +137,33 @@ class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{setting} is out of range [{low}, {high}]: {value}{unit}")
         if isinstance(self.consume_timestamp, str):
             parse_consume_timestamp(self.consume_timestamp)
+        self._check_mode()
+
+    def _check_mode(self) -> None:
+        if self.client_rebalance and self.mode != "pull":
+            raise ConfigError(f"mode={self.mode!r} needs client_rebalance=False: brokers assign")
+        if self.set_mode and (self.mode == "auto" or self.shares_itself):
+            raise ConfigError(
+                "set_mode=True needs mode='pop', or mode='pull' with client_rebalance=False"
+            )
+        if self.mode != "pull":
+            check_start(self.consume_from_where)
+        if self.shares_itself:
+            return
+        if not self.clustering:
+            raise ConfigError("BROADCASTING needs mode='pull' and client_rebalance=True")
+        if self.allocation.name not in BROKER_STRATEGIES:
+            raise ConfigError(
+                f"brokers cannot assign queues by {self.allocation.name}",
+                hint=f"they know {' and '.join(BROKER_STRATEGIES)}",
+            )
+
+    @property
+    def shares_itself(self) -> bool:
+        """Whether the members share the queues among themselves; otherwise brokers assign them."""
+        if self.client_rebalance is None:
+            return self.mode == "pull"
+        return self.client_rebalance
 
     @property
     def clustering(self) -> bool:
@@ -136,6 +185,14 @@ class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def await_termination_ms(self) -> int:
         return _ms(self.await_termination)
+
+    @property
+    def pop_invisible_time_ms(self) -> int:
+        return _ms(self.pop_invisible_time)
+
+    @property
+    def renew_limit_ms(self) -> int:
+        return _ms(self.renew_limit)
 
     def start_timestamp(self, created_ms: int) -> str:
         """``consume_timestamp`` as text, for a consumer that was made at ``created_ms``."""
@@ -169,6 +226,14 @@ class PushKeywords(TypedDict, total=False):
     suspend_current_queue_time: Duration
     consume_timeout: Duration
     await_termination: Duration
+    mode: Mode
+    client_rebalance: bool | None
+    set_mode: bool
+    pop_invisible_time: Duration
+    pop_batch_nums: int
+    pop_threshold_for_queue: int
+    renew: bool
+    renew_limit: Duration
     offset_folder: Path | None
     queue_listener: QueueListener | None
     value_deserializer: Deserializer | None

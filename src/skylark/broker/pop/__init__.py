@@ -1,0 +1,1 @@
+"""Pop: consumption without queue ownership."""

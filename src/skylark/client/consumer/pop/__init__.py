@@ -1,0 +1,1 @@
+"""Pop consumption: messages of any queue are hidden for a while, and acknowledged one by one."""
