@@ -19,6 +19,8 @@ from typing import Any
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
+#: A remark with a code block in it, which hides commands that only the tests run.
+_HIDDEN_BLOCK = re.compile(r"^<!--(?:(?!-->|^```).)*^```.*?-->\n*", re.DOTALL | re.MULTILINE)
 _IMAGE = re.compile(r"!\[([^\]]*)\]\((?!\w+:)[^)]+\)\n*")
 _LINK = re.compile(r"\[([^\]]+)\]\((?![a-z]+:)([^)]+)\)")
 _FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
@@ -48,7 +50,7 @@ def published_readme(text: str, repository: str) -> str:
             return match.group()
         return f"[{words}]({repository}/blob/main/{target})" if repository else words
 
-    parts = _FENCE.split(text)  # every second part is a code block
+    parts = _FENCE.split(_HIDDEN_BLOCK.sub("", text))  # every second part is a code block
     for index in range(0, len(parts), 2):
         prose = _IMAGE.sub("", _COMMENT.sub("", parts[index]))
         parts[index] = _LINK.sub(absolute, prose)

@@ -48,6 +48,11 @@ EXPECTED: dict[str, str] = {
     "bulk_send": """
         20000 messages, ... per second, ... sent a second time
         """,
+    "celery_tasks": """
+        resized cat.png
+        resized later.png later: True
+        published dog.png at attempt 2
+        """,
     "delay_and_recall": """
         recalled the meeting: True
         drink the tea: True
@@ -85,6 +90,9 @@ EXPECTED: dict[str, str] = {
         loaded 100 readings, the highest is 99
         read again: True
         committed: True
+        """,
+    "pop_workers": """
+        60 jobs are done, at the second attempt [7, 27, 47]
         """,
     "redrive_dead_letters": """
         first version: ['12', 'failed', 'failed']
