@@ -23,7 +23,7 @@ from skylark.wire.pop_handle import (
     real_topic,
 )
 from skylark.wire.properties import PROPERTY_POP_CK
-from tests.unit.broker.stored import Stored, records_of, stored
+from tests.unit.broker.stored import Stored, await_flushes, records_of, stored
 
 GROUP = "g"
 
@@ -164,6 +164,7 @@ async def popping(
     """A broker with a topic T, and a consumer of it; pops read retries last, not one time in five."""
     settings = {"popFromRetryProbability": "0", **given}
     async with stored(root, None, (), start_ms, **settings) as world:
+        await_flushes(world)  # tables are written when the log is on disk, and copies wait for them
         world.add_topic("T", queue_count)
         yield PopClient(world)
 
