@@ -161,7 +161,7 @@ class PopClient:
 async def popping(
     root: Path, queue_count: int = 1, *, start_ms: int = START_MS, **given: str
 ) -> AsyncIterator[PopClient]:
-    """A broker with a topic T, and a consumer of it; pops read retries last, not one time in five."""
+    """A broker with a topic T and a consumer of it; each pop reads the retries last."""
     settings = {"popFromRetryProbability": "0", **given}
     async with stored(root, None, (), start_ms, **settings) as world:
         await_flushes(world)  # tables are written when the log is on disk, and copies wait for them
