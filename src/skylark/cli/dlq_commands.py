@@ -87,9 +87,15 @@ def show(context: CliContext, group: str, limit: int) -> None:
 @command.command("redrive", epilog="Example: skylark dlq redrive billing --tag paid --dry-run")
 @group_argument
 @namesrv_option
-@click.option("--id", "ids", multiple=True, help="Only this message (either id); repeatable.")
-@click.option("--tag", "tags", multiple=True, help="Only messages with this tag; repeatable.")
-@click.option("--key", "keys", multiple=True, help="Only messages with this key; repeatable.")
+@click.option(
+    "--id", "ids", multiple=True, help="Only this message (either id); repeat it for other ones."
+)
+@click.option(
+    "--tag", "tags", multiple=True, help="Only messages with this tag; repeat it for other tags."
+)
+@click.option(
+    "--key", "keys", multiple=True, help="Only messages with this key; repeat it for other keys."
+)
 @click.option("--since", metavar="TIME", help="Only dead letters stored at this time or later.")
 @click.option("--until", metavar="TIME", help="Only dead letters stored before this time.")
 @click.option(

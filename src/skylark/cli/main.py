@@ -230,7 +230,7 @@ def _report(ctx: click.Context, error: Exception) -> NoReturn:
     "output_format",
     type=click.Choice(FORMATS),
     default="table",
-    help="Output format; this option and -n may also follow the command.",
+    help="Output format. --output and -n may stand before or after the command.",
 )
 @namesrv_option
 @click.option(

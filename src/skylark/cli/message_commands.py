@@ -110,7 +110,7 @@ def get(
     "--limit",
     type=click.IntRange(min=1),
     default=64,
-    help="Maximum number: the oldest, or with --key the newest.",
+    help="Show at most this many messages: the oldest ones, or with --key the newest ones.",
 )
 @click.pass_obj
 def query(

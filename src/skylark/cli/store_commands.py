@@ -163,7 +163,7 @@ def _plain(value: object, root: Path) -> object:
     help="Messages of the log, entries of the consume queues, or entries of the index.",
 )
 @click.option("--topic", metavar="TOPIC", help="Only this topic; not with --what index.")
-@click.option("--queue", "queue_id", type=int, help="Only this queue.")
+@click.option("--queue", "queue_id", type=int, help="Only the queue with this id.")
 @click.option(
     "--from",
     "first",

@@ -157,9 +157,11 @@ def route(context: CliContext, topic: str) -> None:
 @command.command("set", epilog="Example: skylark topic set orders --perm r --queues 8")
 @topic_argument
 @namesrv_option
-@click.option("--queues", "queue_count", type=QUEUE_COUNT, help="Read and write queues per broker.")
-@click.option("--read-queues", type=QUEUE_COUNT, help="Read queues per broker.")
-@click.option("--write-queues", type=QUEUE_COUNT, help="Write queues per broker.")
+@click.option(
+    "--queues", "queue_count", type=QUEUE_COUNT, help="Number of read and write queues per broker."
+)
+@click.option("--read-queues", type=QUEUE_COUNT, help="Number of read queues per broker.")
+@click.option("--write-queues", type=QUEUE_COUNT, help="Number of write queues per broker.")
 @click.option("--perm", type=PERM, help="Permission: read, write or both.")
 @click.option(
     "--order/--no-order", default=None, help="Whether messages with equal keys stay in order."

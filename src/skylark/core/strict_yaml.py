@@ -239,7 +239,7 @@ def _path(text: str) -> Path:
 
 
 def _fields_at(kind: Any, path: Path) -> list[str]:
-    """The keys that the type allows at a path."""
+    """The keys that the settings class allows at a place of the YAML document."""
     from msgspec import inspect
 
     found = inspect.type_info(kind)

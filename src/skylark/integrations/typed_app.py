@@ -96,7 +96,7 @@ class TypedApp:
     def __init__(
         self, group: str, options: ClientOptions | None = None, **settings: Unpack[PushKeywords]
     ) -> None:
-        """``settings`` are those of a push consumer. Nothing is sent before the start."""
+        """``settings`` are settings of a push consumer; nothing is sent before ``start()``."""
         self.consumer = PushConsumer(group, options, **settings)
         self.producer = Producer(f"{group}-publisher", options)
 

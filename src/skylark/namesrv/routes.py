@@ -281,7 +281,7 @@ class RouteTables:
     # --- liveness and removal of brokers --------------------------------------------------------
 
     def heartbeat(self, cluster: str, broker_addr: str, now_ms: int) -> None:
-        """Record a heartbeat; ignores unknown brokers."""
+        """Record the heartbeat of a broker; does nothing if the broker is not registered."""
         live = self._live.get((cluster, broker_addr))
         if live is not None:
             live.last_update_ms = now_ms

@@ -118,11 +118,11 @@ class FileHandle(Protocol):
         """Clear a range; holes stay holes. Crash: any part cleared, until synced."""
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write at a position without mapping; the range must be within the file.
+        """Write at a position, not through a mapping; the range must be within the file.
 
-        Allocates the blocks it needs: on a full disk this raises StoreFullError, and any part of
-        the range may have been written, as after every other error. Mapped views of the file show
-        the new bytes. Safe in any thread. Crash: any part written, until synced.
+        Allocates the blocks it needs, and raises StoreFullError if the disk is full. After any
+        error, and after a crash before the next sync, a part of the range may be on disk. Mapped
+        views of the file show the new bytes. Safe in any thread.
         """
 
     def read_into(self, offset: int, buffer: memoryview | bytearray) -> int:

@@ -169,7 +169,7 @@ class CheckPoint(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Ack(msgspec.Struct, kw_only=True, gc=False):
-    """Acknowledged messages of one check-point: one of ``ack``, some of ``bAck``."""
+    """Acknowledged messages of one check-point: an ``ack`` has one message, a ``bAck`` several."""
 
     topic: str
     group: str

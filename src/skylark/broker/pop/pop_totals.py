@@ -30,7 +30,7 @@ class PopTotals:
         self.copied: Counter[tuple[str, str]] = Counter()
 
     def count_written(self, series: tuple[str, str, str]) -> None:
-        """Count a record that was written: group, topic and kind."""
+        """Count a written check-point or ack, by group, topic and kind of record."""
         if self.has_group(series[0]):
             self.written[series] += 1
 

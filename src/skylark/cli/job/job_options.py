@@ -74,7 +74,10 @@ def job_options(command: Command) -> Command:
         help="Spark setting; repeatable.",
     )
     master = click.option(
-        "--master", metavar="URL", default=DEFAULT_MASTER, help="Spark master URL."
+        "--master",
+        metavar="URL",
+        default=DEFAULT_MASTER,
+        help="Spark master URL, such as spark://host:7077.",
     )
     return namesrv_option(master(conf(collected)))
 

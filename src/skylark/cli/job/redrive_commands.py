@@ -26,8 +26,12 @@ if TYPE_CHECKING:
 @click.option(
     "--to-original", is_flag=True, help="Send to the original topics, where all groups get them."
 )
-@click.option("--tag", "tags", multiple=True, help="Only messages with this tag; repeatable.")
-@click.option("--key", "keys", multiple=True, help="Only messages with this key; repeatable.")
+@click.option(
+    "--tag", "tags", multiple=True, help="Only messages with this tag; repeat it for other tags."
+)
+@click.option(
+    "--key", "keys", multiple=True, help="Only messages with this key; repeat it for other keys."
+)
 @click.option(
     "--older-than",
     "older_than_ms",

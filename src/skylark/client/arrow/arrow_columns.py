@@ -263,7 +263,7 @@ def _decoded(raw: bytes | None) -> str | None:
 
 
 def _micros(text: str | None) -> int | None:
-    """Milliseconds of a property as microseconds; None if it is not a number."""
+    """Convert a property from milliseconds to microseconds; None if it is not a number."""
     if text is None or not text.isascii() or not text.isdigit() or len(text) > 15:
         return None
     return int(text) * 1000

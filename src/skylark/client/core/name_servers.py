@@ -34,7 +34,7 @@ class NameServerCaller(Protocol):
     async def call_name_server(
         self, address: str, request: Command, timeout_s: float = TIMEOUT_S
     ) -> Command:
-        """The reply, with any code; raises TransportError."""
+        """Return a name server's reply, whatever its response code; raises TransportError."""
 
     def connected(self, address: str) -> bool:
         """Whether there is a connection."""

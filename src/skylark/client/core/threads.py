@@ -1,7 +1,7 @@
 """Daemon threads for work that must not block an event loop.
 
-A daemon thread never keeps a program from ending. The threads of ``asyncio.to_thread`` and of a
-plain ``ThreadPoolExecutor`` do: the interpreter waits for them at its end.
+A daemon thread never keeps a program from ending. Threads of ``asyncio.to_thread`` and of a plain
+``ThreadPoolExecutor`` can: the interpreter waits for them when the program ends.
 
 ======================  ========================================================================
 :func:`call_in_thread`  a function of the application, in a new thread

@@ -198,7 +198,7 @@ def _svg(figure: Figure) -> str:
 
 
 def _inline(svg: str, prefix: str) -> str:
-    """An SVG file as an element of a page."""
+    """Return the SVG file as an ``<svg>`` element for the HTML page."""
     element = svg[svg.index("<svg") :]
     element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
     head, rest = element.split(">", 1)

@@ -78,7 +78,7 @@ class ProducerData(Body, kw_only=True):
 
 
 class HeartbeatData(Body, kw_only=True):
-    """Body of 34. Language and version of the client are in the frame's header."""
+    """Body of HEART_BEAT (34); the client's language and version are in the frame's header."""
 
     client_id: str = msgspec.field(default="", name="clientID")
     producer_data_set: list[ProducerData] = msgspec.field(default_factory=list)

@@ -44,7 +44,7 @@ _ZLIB_MAGIC: Final = b"\x78"  # deflate, window of 32 KiB: what Java's Deflater 
 
 
 class RegisterBrokerBody(Body, kw_only=True):
-    """A broker's topics, with their version. Static topics have bare integer keys."""
+    """A broker's topics and their DataVersion, in the body of REGISTER_BROKER (103)."""
 
     dialect_size_max: ClassVar[int] = SIZE_MAX
 
