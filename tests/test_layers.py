@@ -383,7 +383,7 @@ def test_features_of_the_broker_have_no_cycle() -> None:
             "import skylark.broker.groups.consumer_table",
             ("groups.consumer_table", True),
         ),
-        ("pull/a.py", "from skylark.broker.pull import long_polling", None),
+        ("pull/a.py", "from skylark.broker.pull import held_pulls", None),
         ("pull/a.py", "from skylark.broker.groups import handlers", ("groups.handlers", False)),
         (
             "pull/a.py",
@@ -393,8 +393,8 @@ def test_features_of_the_broker_have_no_cycle() -> None:
         ("groups/a.py", "from skylark.broker import app", ("app", False)),
         (
             "groups/a.py",
-            "from skylark.broker.pull.long_polling import X",
-            ("pull.long_polling", False),
+            "from skylark.broker.pull.held_pulls import X",
+            ("pull.held_pulls", False),
         ),
     ],
 )

@@ -1,6 +1,6 @@
 """Runs held pulls again: when a message arrives, at their deadline, and when the broker stops.
 
-:class:`~skylark.broker.pull.long_polling.HeldPulls` decides which pulls wake, and
+:class:`~skylark.broker.pull.held_pulls.HeldPulls` decides which pulls wake, and
 :mod:`skylark.broker.pull.held_request_runner` runs them. The store calls
 :meth:`HeldPullRunner.arrived` for each message that becomes readable. The pulls that wait for it
 wake in the next turn of the loop, after the producers of this turn have their responses.
@@ -16,8 +16,8 @@ from functools import partial
 from typing import Final
 
 from skylark.broker.api import Peer, Pending, PullOutcome, PullRequest, PullResult
+from skylark.broker.pull.held_pulls import HeldPulls
 from skylark.broker.pull.held_request_runner import HeldRequest, HeldRequestRunner
-from skylark.broker.pull.long_polling import HeldPulls
 from skylark.broker.pull.pull_checks import PullFilter
 from skylark.core.clock import Clock
 from skylark.core.errors import SystemBusyError

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skylark.broker.pull import due_times
-from skylark.broker.pull.long_polling import CHECK_INTERVAL_MS, Held, HeldPulls
+from skylark.broker.pull.held_pulls import CHECK_INTERVAL_MS, Held, HeldPulls
 from skylark.core.hashing import java_hash
 from skylark.filter.sql_eval import compile_sql
 from skylark.filter.tag import TagFilter, parse_tags
