@@ -135,12 +135,16 @@ async def search_index(
     count_max: int = KEY_COUNT_MAX,
     unique: bool = False,
 ) -> FannedOut[list[MessageExt]]:
-    """Query the index of some masters for a key or a unique id in a topic."""
+    """Query the index of some masters for a key or a unique id in a topic.
+
+    The index keeps times in whole seconds: the query begins a second early, and the store time of
+    each message decides.
+    """
     header = QueryMessageRequestHeader(
         topic=topic,
         key=key,
         max_num=count_max,
-        begin_timestamp=begin_ms,
+        begin_timestamp=max(0, begin_ms - 1_000),
         end_timestamp=end_ms,
         index_type=UNIQUE_INDEX if unique else KEY_INDEX,
         unique_key_query=unique,
@@ -153,6 +157,7 @@ async def search_index(
             message
             for message in found
             if message.record.topic == topic
+            and begin_ms <= message.record.store_timestamp < end_ms
             and (message.msg_id == key if unique else key in message.keys)
         ]
 

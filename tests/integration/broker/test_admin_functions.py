@@ -431,6 +431,11 @@ async def test_messages_are_found_by_id_key_and_place(tmp_path: Path) -> None:
         assert sorted(message.body for message in odd) == [b"1", b"3", b"5"]
         assert len(await admin.messages.by_key(TOPIC, "odd", limit=2)) == 2
         assert await admin.messages.by_key(TOPIC, "odd", begin=2**50) == []
+        first, *_, last = (message.record.store_timestamp for message in odd)
+        within = await admin.messages.by_key(TOPIC, "odd", begin=first, end=last + 1)
+        assert len(within) == 3  # the index keeps seconds, the bounds are milliseconds
+        assert await admin.messages.by_key(TOPIC, "odd", begin=last + 1) == []
+        assert await admin.messages.by_key(TOPIC, "odd", end=first) == []
         assert await admin.messages.by_key(TOPIC, "none") == []
         for missing in (sent[0].msg_id, "F" * 32, "no id", "0" * 56):
             with pytest.raises(NotFoundError, match="no message"):
