@@ -190,7 +190,7 @@ class Messages(Operations):
     # ---- consumption -----------------------------------------------------------------------------
 
     async def trace(self, message_id: str, *, trace_topic: str = TRACE_TOPIC) -> MessageTrace:
-        """The trace records of a message, by its id.
+        """The trace records of a message, by its unique id (not the offset message id).
 
         Raises NotFoundError if there are none.
         """

@@ -195,7 +195,7 @@ class InterceptorChain:
 
 
 def code_of(outcome: object) -> int | None:
-    """The response code of a result or of an exception; None for a client that is gone."""
+    """The code that interceptors see for an outcome; None if the request has no result."""
     if outcome is None:
         return None
     if isinstance(outcome, BaseException) and not isinstance(outcome, BrokerError):

@@ -250,7 +250,8 @@ namesrv_option = click.option(
     metavar="HOST:PORT[;...]",
     expose_value=False,
     callback=_keep_namesrv,
-    help="Name servers.  [default: $SKYLARK_NAMESRV, $NAMESRV_ADDR, else 127.0.0.1:9876]",
+    help="Name servers.  [default: $SKYLARK_NAMESRV, $NAMESRV_ADDR,"
+    " $ROCKETMQ_NAMESRV_ADDR, else 127.0.0.1:9876]",
 )
 
 

@@ -107,9 +107,15 @@ def show(context: CliContext, group: str, limit: int) -> None:
 @click.option(
     "--rate", type=click.FloatRange(min=0, min_open=True), help="Maximum messages per second."
 )
-@click.option("--limit", type=click.IntRange(min=1), help="End after this number of messages.")
 @click.option(
-    "--restart", is_flag=True, help="Start over with all dead letters, not only new ones."
+    "--limit",
+    type=click.IntRange(min=1),
+    help="Stop after sending this many messages; skipped and failed ones do not count.",
+)
+@click.option(
+    "--restart",
+    is_flag=True,
+    help="Check all dead letters again, not only new ones, and send those that were not sent.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be sent.")
 @yes_option
@@ -202,7 +208,7 @@ def _show_report(context: CliContext, report: RedriveReport, passed: int) -> Non
         context.output.gap()
     elif passed and not counts.total:
         what = f"all {passed} were sent" if passed > 1 else "the only one was sent"
-        context.output.info(f"nothing to send: {what} before (--restart repeats them)")
+        context.output.info(f"nothing to send: {what} before (--restart checks them again)")
     context.output.record(
         {
             "would be sent" if report.dry_run else "sent": counts.sent,

@@ -102,7 +102,10 @@ def get(
 @namesrv_option
 @from_option
 @to_option
-@click.option("--key", help="Only messages with this key.")
+@click.option(
+    "--key",
+    help="Only messages with this key, from the index; not with --tags, --broker or --queue.",
+)
 @click.option("--tags", metavar="A||B", help="Only messages with one of these tags.")
 @click.option("--broker", help="Only from this broker.")
 @click.option("--queue", "queue_id", type=click.IntRange(min=0), help="Only from this queue.")

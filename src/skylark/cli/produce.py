@@ -135,7 +135,7 @@ class Common:
     "--batch",
     "batch_size",
     type=click.IntRange(1, 1_000),
-    help="Messages per request; not with --delay or --shard.",
+    help="Maximum messages per request; not with --delay or --shard.  [default: automatic]",
 )
 @click.option(
     "--rate", type=click.FloatRange(min=0, min_open=True), help="Maximum messages per second."

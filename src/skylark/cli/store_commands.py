@@ -53,7 +53,7 @@ _store_options = combined(
         "--configFile",
         "config_file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="The broker's properties file.",
+        help="Properties file of the broker, for what the files in DIR do not show.",
     ),
     click.option(
         "--set",

@@ -112,7 +112,7 @@ def elements(node: Node) -> list[Node] | None:
 
 
 def scalar_text(node: Node) -> str | None:
-    """A scalar exactly as it is written; None if ``node`` is null, a list or a mapping."""
+    """The text of a scalar, never converted; None if ``node`` is null, a list or a mapping."""
     import yaml
 
     if not isinstance(node, yaml.ScalarNode) or node.tag == _NULL_TAG:

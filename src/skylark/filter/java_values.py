@@ -126,7 +126,7 @@ _PARSERS: Final[dict[type, Callable[[str], Number | bool]]] = {
 
 
 def compare(left: JavaValue, right: JavaValue) -> int:
-    """How two values that are not null compare: negative, zero or positive."""
+    """Compare two non-null values as Java does; of two strings: 0 if equal, else -1."""
     assert left is not None, "the caller handles null"
     assert right is not None, "the caller handles null"
     left_class, right_class = type(left), type(right)

@@ -104,7 +104,7 @@ class TypedApp:
         self, topic: str, *, publish: str | None = None, tags: str | None = None,
         sql: str | None = None, orderly: bool = False,
     ) -> Callable[[FunctionT], FunctionT]:  # fmt: skip
-        """Call a coroutine function with each message of a topic; see the module.
+        """Return a decorator: its function gets the value of each message of a topic.
 
         ``tags``, ``sql`` and ``orderly`` are those of ``PushConsumer.subscribe``. Raises
         ConfigError for a function that cannot be called so.

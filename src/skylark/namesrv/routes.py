@@ -257,7 +257,7 @@ class RouteTables:
     def register_topic(
         self, topic: str, queue_datas: list[QueueData], connection: object, now_ms: int
     ) -> None:
-        """REGISTER_TOPIC_IN_NAMESRV: merge; nothing at all if one of the brokers is unknown."""
+        """Add or replace a topic on brokers (217); ignore it if one of them is unknown."""
         for data in queue_datas:
             if data.broker_name not in self._brokers:
                 logger.warning("ignoring topic %s of unknown broker %s", topic, data.broker_name)

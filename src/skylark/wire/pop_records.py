@@ -196,7 +196,7 @@ class Ack(msgspec.Struct, kw_only=True, gc=False):
 
     @property
     def unique_key(self) -> str:
-        """Java overwrites the key of a batch ack by that of an ack of no offset."""
+        """The UNIQ_KEY of the record; that of a batch ack names offset -1, as in Java."""
         offset = NO_OFFSET if self.is_batch else self.queue_offsets[0]
         return (
             f"{self.topic}@{self.queue_id}@{offset}@{self.group}"

@@ -54,7 +54,9 @@ def test_dead_letters_are_listed_shown_and_sent_again_once(shell: Shell) -> None
     assert count(shell, T) == 4
     assert listed(shell)["pending"] == 0
     second = shell.run(*redrive)  # without a question: there is nothing to send
-    assert second.stderr == "nothing to send: all 2 were sent before (--restart repeats them)\n"
+    assert (
+        second.stderr == "nothing to send: all 2 were sent before (--restart checks them again)\n"
+    )
     assert second.stdout.splitlines()[:2] == ["sent         0", "sent before  2"]
     assert shell.json(*redrive, "--yes")["counts"]["total"] == 0
     again = shell.json(*redrive, "--restart", "--yes")["counts"]

@@ -144,7 +144,7 @@ class Decisions:
             self._set(offset, HalfOutcome.DECIDED)
 
     def read_final(self, offset: int, first_offset: int) -> bool:
-        """Record that a copy has a final message; returns whether no op message names it."""
+        """Record a final message; returns whether neither copy had an outcome before."""
         is_new = not (self.outcome_at(offset) or self.outcome_at(first_offset))
         self._set(offset, HalfOutcome.COMMITTED)
         self._set(first_offset, HalfOutcome.COMMITTED)

@@ -127,7 +127,7 @@ def stream_options(
     name: str,
     *,
     batch_rows: int | None,
-    batch_rows_help: str = "Maximum rows per batch.",
+    batch_rows_help: str = "Maximum number of messages that one micro-batch reads.",
 ) -> Callable[[Command], Command]:
     """Add the options of jobs with a checkpoint, ``--dry-run`` and :func:`job_options`.
 

@@ -37,21 +37,27 @@ if TYPE_CHECKING:
     "older_than_ms",
     metavar="DURATION",
     callback=duration,
-    help="Only dead letters older than this.",
+    help="Only messages that became dead letters at least this long ago: 2h, 1d.",
 )
 @click.option(
     "--younger-than",
     "younger_than_ms",
     metavar="DURATION",
     callback=duration,
-    help="Only dead letters younger than this.",
+    help="Only messages that became dead letters less than this ago: 2h, 1d.",
 )
 @click.option(
     "--rate", type=click.FloatRange(min=0, min_open=True), help="Maximum messages per second."
 )
-@click.option("--limit", type=click.IntRange(min=1), help="End after this number of messages.")
 @click.option(
-    "--restart", is_flag=True, help="Start over with all dead letters, not only new ones."
+    "--limit",
+    type=click.IntRange(min=1),
+    help="Stop after sending this many messages; skipped and failed ones do not count.",
+)
+@click.option(
+    "--restart",
+    is_flag=True,
+    help="Check all dead letters again, not only new ones, and send those that were not sent.",
 )
 @dry_run_option
 @namesrv_option

@@ -48,7 +48,8 @@ _EXAMPLE = (
 @stream_options(
     "job",
     batch_rows=None,
-    batch_rows_help="Maximum rows per batch.  [default: 200000, exactly-once 20000]",
+    batch_rows_help="Maximum number of messages that one micro-batch reads."
+    "  [default: 200000, exactly-once 20000]",
 )
 @click.pass_obj
 def command(

@@ -164,7 +164,7 @@ class Producer(BlockingClient[aio.Producer]):
         self._run(self._client.send_oneway(message, **self._select(message, how)))
 
     def flush(self) -> None:
-        """Send what waits for a batch, and wait until no message is in flight."""
+        """Send waiting batches; wait until no batch and no submitted message is in flight."""
         self._run(self._flush())
 
     async def _flush(self) -> None:

@@ -383,7 +383,10 @@ class Producer(Startable):
         return message if self._serialize is None else serialized(message, self._serialize)
 
     async def flush(self) -> None:
-        """Send what waits for a batch, and wait until no message is in flight."""
+        """Send waiting batches; wait until no batch and no submitted message is in flight.
+
+        Waits for messages that are submitted meanwhile, too; not for other calls of ``send``.
+        """
         parts = self._use()
         parts.collector.flush()
         await parts.sends.wait()

@@ -186,7 +186,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- called by Spark -------------------------------------------------------------------------
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Any one of the limits: Spark only replaces it by ReadAllAvailable, for no limit."""
+        """One configured limit: ``latestOffset`` gets it, or ReadAllAvailable, and applies all."""
         options = self._options
         if options.offsets_per_trigger_max is not None:
             return ReadMaxRows(options.offsets_per_trigger_max)

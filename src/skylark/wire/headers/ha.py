@@ -27,7 +27,7 @@ class GetAllTopicConfigResponseHeader(Header, kw_only=True, rename="camel"):
 
 
 class GetAllSubscriptionGroupRequestHeader(Header, kw_only=True, rename="camel"):
-    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
+    """Asks for a page of subscription groups (201), or for all if no field is set."""
 
     group_seq: Int32 | None = None
     data_version: str | None = None
