@@ -40,7 +40,7 @@ def help_lines(
     """Place and text of each help line of the commands and their options."""
     yield " ".join(words), command.get_short_help_str(500)
     for parameter in command.params:
-        if isinstance(parameter, click.Option) and parameter.help:
+        if isinstance(parameter, click.Option) and parameter.help and not parameter.hidden:
             yield f"{' '.join(words)} {parameter.opts[0]}", parameter.help
     if isinstance(command, click.Group):
         context = click.Context(command)

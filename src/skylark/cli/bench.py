@@ -81,7 +81,9 @@ topic_options = combined(
         help="Queues per broker of a created topic.",
     ),
     click.option(
-        "--cleanup", is_flag=True, help="Delete the topic at the end if this run created it."
+        "--cleanup",
+        is_flag=True,
+        help="Delete the topic at the end if --create created it; needs --create.",
     ),
 )
 #: What is sent, and how.

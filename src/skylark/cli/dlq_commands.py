@@ -88,13 +88,16 @@ def show(context: CliContext, group: str, limit: int) -> None:
 @group_argument
 @namesrv_option
 @click.option(
-    "--id", "ids", multiple=True, help="Only this message (either id); repeat it for other ones."
+    "--id",
+    "ids",
+    multiple=True,
+    help="Only the messages with the given ids, of either kind; repeatable.",
 )
 @click.option(
-    "--tag", "tags", multiple=True, help="Only messages with this tag; repeat it for other tags."
+    "--tag", "tags", multiple=True, help="Only messages with one of the given tags; repeatable."
 )
 @click.option(
-    "--key", "keys", multiple=True, help="Only messages with this key; repeat it for other keys."
+    "--key", "keys", multiple=True, help="Only messages with one of the given keys; repeatable."
 )
 @click.option("--since", metavar="TIME", help="Only dead letters stored at this time or later.")
 @click.option("--until", metavar="TIME", help="Only dead letters stored before this time.")

@@ -59,7 +59,7 @@ COMMANDS: dict[str, LazyCommand] = {
         "skylark.cli.group_commands:command",
         "List, describe, change, reset and delete consumer groups.",
     ),
-    "job": LazyCommand("skylark.cli.job:command", "Run data jobs on Spark."),
+    "job": LazyCommand("skylark.cli.job:command", "Run data jobs; most use Spark."),
     "message": LazyCommand(
         "skylark.cli.message_commands:command",
         "Find messages, and explain why they were or were not consumed.",
@@ -230,7 +230,7 @@ def _report(ctx: click.Context, error: Exception) -> NoReturn:
     "output_format",
     type=click.Choice(FORMATS),
     default="table",
-    help="Output format. --output and -n may stand before or after the command.",
+    help="Output format. You can give --output and -n before or after the command.",
 )
 @namesrv_option
 @click.option(

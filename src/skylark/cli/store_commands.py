@@ -163,7 +163,12 @@ def _plain(value: object, root: Path) -> object:
     help="Messages of the log, entries of the consume queues, or entries of the index.",
 )
 @click.option("--topic", metavar="TOPIC", help="Only this topic; not with --what index.")
-@click.option("--queue", "queue_id", type=int, help="Only the queue with this id.")
+@click.option(
+    "--queue",
+    "queue_id",
+    type=int,
+    help="Only queues with this id, of --topic or of all topics; not with --what index.",
+)
 @click.option(
     "--from",
     "first",

@@ -52,7 +52,7 @@ class SkylarkError(Exception):
 
 
 class ConfigError(SkylarkError):
-    """A setting is unknown, malformed or contradicts another one."""
+    """A setting, argument or input file is invalid, or a library that it needs is missing."""
 
 
 class ProtocolError(SkylarkError):

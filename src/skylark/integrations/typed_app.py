@@ -96,7 +96,7 @@ class TypedApp:
     def __init__(
         self, group: str, options: ClientOptions | None = None, **settings: Unpack[PushKeywords]
     ) -> None:
-        """``settings`` are settings of a push consumer; nothing is sent before ``start()``."""
+        """Create the consumer with ``settings`` and the producer; ``start()`` connects them."""
         self.consumer = PushConsumer(group, options, **settings)
         self.producer = Producer(f"{group}-publisher", options)
 

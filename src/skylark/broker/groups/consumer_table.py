@@ -373,7 +373,7 @@ class ConsumerTable:
         return self._groups.get(name)
 
     def subscription(self, group_name: str, topic: str) -> SubscriptionData | None:
-        """The subscription that heartbeats reported, else the one of pull requests (admin only)."""
+        """Return the subscription from heartbeats, else from pulls; for admin requests only."""
         group = self._groups.get(group_name)
         if group is not None and (data := group.subscriptions.get(topic)) is not None:
             return data

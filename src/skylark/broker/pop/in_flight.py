@@ -42,7 +42,7 @@ class InFlightCounts:
         counts[queue_id] = counts.get(queue_id, 0) + count
 
     def subtract(self, topic: str, group: str, queue_id: int, count: int, pop_time_ms: int) -> None:
-        """Lower the count of messages that were acknowledged or copied to the retry topic."""
+        """Lower the in-flight count: messages were acknowledged or copied to the retry topic."""
         counts = self._counts.get((topic, group))
         if counts is None or pop_time_ms < self._started_ms:
             return

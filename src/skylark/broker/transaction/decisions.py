@@ -126,7 +126,7 @@ class Decisions:
         self.copied(first_offset, offset)
 
     def pass_over(self, offset: int) -> None:
-        """Skip an offset in later check-back rounds: it has no half message, or an older copy."""
+        """Mark an offset whose half message is invalid or was copied: later rounds skip it."""
         self._set(offset, HalfOutcome.MOVED)
 
     def forget_below(self, floor: int) -> None:

@@ -42,4 +42,4 @@ JOBS: Final = {
 
 @click.group("job", cls=LazyGroup, table=JOBS)
 def command() -> None:
-    """Run data jobs on Spark."""
+    """Run data jobs; most use Spark."""

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     "--to-original", is_flag=True, help="Send to the original topics, where all groups get them."
 )
 @click.option(
-    "--tag", "tags", multiple=True, help="Only messages with this tag; repeat it for other tags."
+    "--tag", "tags", multiple=True, help="Only messages with one of the given tags; repeatable."
 )
 @click.option(
-    "--key", "keys", multiple=True, help="Only messages with this key; repeat it for other keys."
+    "--key", "keys", multiple=True, help="Only messages with one of the given keys; repeatable."
 )
 @click.option(
     "--older-than",

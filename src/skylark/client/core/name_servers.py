@@ -34,7 +34,10 @@ class NameServerCaller(Protocol):
     async def call_name_server(
         self, address: str, request: Command, timeout_s: float = TIMEOUT_S
     ) -> Command:
-        """Return a name server's reply, whatever its response code; raises TransportError."""
+        """Send to the name server at ``address`` and return its response, with any code.
+
+        Raises TransportError if this server does not respond.
+        """
 
     def connected(self, address: str) -> bool:
         """Whether there is a connection."""

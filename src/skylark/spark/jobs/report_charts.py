@@ -198,7 +198,7 @@ def _svg(figure: Figure) -> str:
 
 
 def _inline(svg: str, prefix: str) -> str:
-    """Return the SVG file as an ``<svg>`` element for the HTML page."""
+    """Return the ``<svg>`` element of an SVG document, with ``prefix`` before its ids."""
     element = svg[svg.index("<svg") :]
     element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
     head, rest = element.split(">", 1)

@@ -44,7 +44,7 @@ _ZLIB_MAGIC: Final = b"\x78"  # deflate, window of 32 KiB: what Java's Deflater 
 
 
 class RegisterBrokerBody(Body, kw_only=True):
-    """A broker's topics and their DataVersion, in the body of REGISTER_BROKER (103)."""
+    """Body of REGISTER_BROKER (103): the topics of a broker, with one DataVersion for all."""
 
     dialect_size_max: ClassVar[int] = SIZE_MAX
 

@@ -55,7 +55,7 @@ class CreateTopicRequestHeader(Header, kw_only=True, rename="camel"):
 
 
 class DeleteSubscriptionGroupRequestHeader(Header, kw_only=True, rename="camel"):
-    """DELETE_SUBSCRIPTIONGROUP."""
+    """DELETE_SUBSCRIPTIONGROUP: deletes a consumer group, on demand with its offsets."""
 
     group_name: str
     clean_offset: bool = False
@@ -88,14 +88,14 @@ class GetConsumeStatsInBrokerRequestHeader(Header, kw_only=True, rename="camel")
 
 
 class QuerySubscriptionByConsumerRequestHeader(Header, kw_only=True, rename="camel"):
-    """QUERY_SUBSCRIPTION_BY_CONSUMER."""
+    """QUERY_SUBSCRIPTION_BY_CONSUMER: asks how a consumer group subscribes to a topic."""
 
     group: str
     topic: str | None = None
 
 
 class QueryConsumeTimeSpanRequestHeader(Header, kw_only=True, rename="camel"):
-    """QUERY_CONSUME_TIME_SPAN."""
+    """QUERY_CONSUME_TIME_SPAN: asks for the store times between which a group stands, per queue."""
 
     topic: str
     group: str
@@ -139,14 +139,14 @@ class RemoveBrokerRequestHeader(Header, kw_only=True, rename="camel"):
 
 
 class CheckRocksdbCqWriteProgressRequestHeader(Header, kw_only=True, rename="camel"):
-    """CHECK_ROCKSDB_CQ_WRITE_PROGRESS."""
+    """CHECK_ROCKSDB_CQ_WRITE_PROGRESS: asks whether RocksDB queues equal those in files."""
 
     topic: str
     check_store_time: Int64 = 0
 
 
 class ExportRocksDBConfigToJsonRequestHeader(Header, kw_only=True, rename="camel"):
-    """EXPORT_ROCKSDB_CONFIG_TO_JSON."""
+    """EXPORT_ROCKSDB_CONFIG_TO_JSON: asks for tables of RocksDB as JSON files."""
 
     #: Some of topics, subscriptionGroups, consumerOffsets, joined by semicolons.
     config_type: str
@@ -168,7 +168,7 @@ class UserRequestHeader(Header, kw_only=True, rename="camel"):
 
 
 class ListUsersRequestHeader(Header, kw_only=True, rename="camel"):
-    """AUTH_LIST_USER."""
+    """AUTH_LIST_USER: asks for the users whose names pass a filter."""
 
     filter: str | None = None
 
@@ -180,7 +180,7 @@ class AclRequestHeader(Header, kw_only=True, rename="camel"):
 
 
 class DeleteAclRequestHeader(Header, kw_only=True, rename="camel"):
-    """AUTH_DELETE_ACL."""
+    """AUTH_DELETE_ACL: deletes permissions of a subject."""
 
     subject: str | None = None
     policy_type: str | None = None
@@ -188,7 +188,7 @@ class DeleteAclRequestHeader(Header, kw_only=True, rename="camel"):
 
 
 class ListAclsRequestHeader(Header, kw_only=True, rename="camel"):
-    """AUTH_LIST_ACL."""
+    """AUTH_LIST_ACL: asks for permissions, filtered by subject and resource."""
 
     subject_filter: str | None = None
     resource_filter: str | None = None

@@ -52,6 +52,6 @@ class ConsumeMessageDirectlyResultRequestHeader(Header, kw_only=True, rename="ca
 
 
 class GetProducerConnectionListRequestHeader(Header, kw_only=True, rename="camel"):
-    """GET_PRODUCER_CONNECTION_LIST."""
+    """GET_PRODUCER_CONNECTION_LIST: asks for the connected members of a producer group."""
 
     producer_group: str

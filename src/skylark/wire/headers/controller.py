@@ -26,7 +26,7 @@ class AlterSyncStateSetResponseHeader(Header, kw_only=True, rename="camel"):
 
 
 class ElectMasterRequestHeader(Header, kw_only=True, rename="camel"):
-    """CONTROLLER_ELECT_MASTER."""
+    """CONTROLLER_ELECT_MASTER: asks the controller to choose the master of a broker set."""
 
     cluster_name: str
     broker_name: str
@@ -46,7 +46,7 @@ class ElectMasterResponseHeader(Header, kw_only=True, rename="camel"):
 
 
 class RegisterBrokerToControllerRequestHeader(Header, kw_only=True, rename="camel"):
-    """CONTROLLER_REGISTER_BROKER."""
+    """CONTROLLER_REGISTER_BROKER: a broker with an id reports its address to the controller."""
 
     cluster_name: str | None = None
     broker_name: str | None = None
@@ -67,7 +67,7 @@ class RegisterBrokerToControllerResponseHeader(Header, kw_only=True, rename="cam
 
 
 class GetReplicaInfoRequestHeader(Header, kw_only=True, rename="camel"):
-    """CONTROLLER_GET_REPLICA_INFO."""
+    """CONTROLLER_GET_REPLICA_INFO: asks for the master and the replicas in sync of a broker set."""
 
     broker_name: str | None = None
 
@@ -111,7 +111,7 @@ class CleanControllerBrokerDataRequestHeader(Header, kw_only=True, rename="camel
 
 
 class GetNextBrokerIdRequestHeader(Header, kw_only=True, rename="camel"):
-    """CONTROLLER_GET_NEXT_BROKER_ID."""
+    """CONTROLLER_GET_NEXT_BROKER_ID: asks for an id that no broker of the set has yet."""
 
     cluster_name: str | None = None
     broker_name: str | None = None

@@ -12,7 +12,7 @@ from skylark.wire.fields import Header, Int32, Int64
 
 
 class GetAllTopicConfigRequestHeader(Header, kw_only=True, rename="camel"):
-    """GET_ALL_TOPIC_CONFIG."""
+    """GET_ALL_TOPIC_CONFIG (21): asks for a page of topics, or for all if no field is set."""
 
     topic_seq: Int32 | None = None
     #: A DataVersion as JSON, or empty.
@@ -49,7 +49,7 @@ class ExchangeHAInfoHeader(Header, kw_only=True, rename="camel"):
 
 
 class ResetMasterFlushOffsetRequestHeader(Header, kw_only=True, rename="camel"):
-    """RESET_MASTER_FLUSH_OFFSET."""
+    """RESET_MASTER_FLUSH_OFFSET: sets how far a slave may report its master's log as flushed."""
 
     master_flush_offset: Int64
 

@@ -36,7 +36,7 @@ class UpdateConsumerOffsetRequestHeader(Header, kw_only=True, rename="camel"):
 
 
 class SearchOffsetRequestHeader(Header, kw_only=True, rename="camel"):
-    """SEARCH_OFFSET_BY_TIMESTAMP."""
+    """SEARCH_OFFSET_BY_TIMESTAMP: asks for the first queue offset stored at a time or later."""
 
     topic: str
     lite_topic: str | None = None

@@ -14,7 +14,7 @@ from skylark.wire.fields import Header, Int32, Int64
 
 
 class PopMessageRequestHeader(Header, kw_only=True, rename="camel"):
-    """POP_MESSAGE."""
+    """POP_MESSAGE: asks for messages, which stay invisible for ``invisible_time`` ms."""
 
     consumer_group: str
     topic: str

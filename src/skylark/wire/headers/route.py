@@ -14,7 +14,7 @@ from skylark.wire.fields import Header, Int32, Int64
 
 
 class GetRouteInfoRequestHeader(Header, kw_only=True, rename="camel"):
-    """GET_ROUTEINFO_BY_TOPIC."""
+    """GET_ROUTEINFO_BY_TOPIC: asks for the brokers and queues of a topic."""
 
     topic: str
     accept_standard_json_only: bool | None = None
@@ -23,7 +23,7 @@ class GetRouteInfoRequestHeader(Header, kw_only=True, rename="camel"):
 
 
 class RegisterBrokerRequestHeader(Header, kw_only=True, rename="camel"):
-    """REGISTER_BROKER."""
+    """REGISTER_BROKER: a broker reports its address, and in the body its topics."""
 
     broker_name: str
     broker_addr: str
@@ -103,7 +103,7 @@ class NotifyMinBrokerIdChangeRequestHeader(Header, kw_only=True, rename="camel")
 
 
 class PutKVConfigRequestHeader(Header, kw_only=True, rename="camel"):
-    """PUT_KV_CONFIG."""
+    """PUT_KV_CONFIG: stores one value of the name server's key-value table."""
 
     namespace: str
     key: str
@@ -124,13 +124,13 @@ class GetKVConfigResponseHeader(Header, kw_only=True, rename="camel"):
 
 
 class GetKVListByNamespaceRequestHeader(Header, kw_only=True, rename="camel"):
-    """GET_KVLIST_BY_NAMESPACE."""
+    """GET_KVLIST_BY_NAMESPACE: asks for all keys and values of one namespace."""
 
     namespace: str
 
 
 class GetTopicsByClusterRequestHeader(Header, kw_only=True, rename="camel"):
-    """GET_TOPICS_BY_CLUSTER."""
+    """GET_TOPICS_BY_CLUSTER: asks for the topics on the brokers of a cluster."""
 
     cluster: str
 
