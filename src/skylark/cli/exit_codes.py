@@ -105,9 +105,8 @@ def translated_errors(topic: str) -> Iterator[None]:
     try:
         yield
     except NoNameServerError as error:
-        then = " Start" if error.message.endswith("?") else "; start"
         raise UnreachableError(
-            f"{error.message}{then} one with skylark up, or give its address with -n HOST:PORT"
+            f"{error.message}: start one with skylark up, or give its address with -n HOST:PORT"
         ) from error
     except NoRouteError as error:
         raise NotFoundError(

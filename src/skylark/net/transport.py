@@ -165,12 +165,13 @@ def listen_error(host: str, port: int, error: OSError) -> ListenError:
 
 def connect_error(host: str, port: int, error: OSError) -> ConnectError:
     """The error for a failed connection attempt, with a hint."""
-    hint = None
+    cause, hint = _cause(error), None
     if isinstance(error, ConnectionRefusedError):
-        hint = "nothing listens there: is the server up and the address right?"
+        cause = f"nothing listens there ({cause})"
+        hint = "start the server, or correct the address"
     elif isinstance(error, socket.gaierror):
         hint = f"the name {host} cannot be resolved"
-    return ConnectError(f"no connection to {host}:{port}: {_cause(error)}", hint=hint)
+    return ConnectError(f"no connection to {host}:{port}: {cause}", hint=hint)
 
 
 def _cause(error: OSError) -> str:

@@ -275,7 +275,7 @@ def test_nobody_answers(tmp_path: Path) -> None:
     done = run(tmp_path, "produce", "T", "x", "-n", "127.0.0.1:1")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("Error: no name server answers: no connection to 127.0.0.1:1")
-    assert "Start one with skylark up, or give its address with -n HOST:PORT" in done.stderr
+    assert ": start one with skylark up, or give its address with -n HOST:PORT" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

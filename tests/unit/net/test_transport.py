@@ -242,8 +242,8 @@ async def test_connecting_to_a_port_without_a_listener(network: Network) -> None
     with pytest.raises(ConnectError) as caught:
         await network.connect(Recorder, host, port, timeout_s=5, clock=CLOCK)
     assert str(caught.value) == (
-        f"no connection to 127.0.0.1:{port}: Connection refused: "
-        "nothing listens there: is the server up and the address right?"
+        f"no connection to 127.0.0.1:{port}: nothing listens there (Connection refused): "
+        "start the server, or correct the address"
     )
     assert caught.value.retriable
 

@@ -10,6 +10,7 @@ it, during a send or pull: they must not block.
 
 ===================  ===============================================================================
 event_loop_thread    the private loop, and calls to it from other threads
+caller_errors        cuts our frames from errors about servers
 blocking_client      start, stop, ``with``; makes blocking methods from asyncio methods
 blocking_producer    the producer and its transactions
 blocking_consumers   the push, lite pull and classic pull consumers

@@ -24,6 +24,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, TypeVarTuple
 
+from skylark.client.blocking.caller_errors import ABOUT_SERVERS, without_frames
 from skylark.client.blocking.event_loop_thread import EventLoopThread, shared_loop_thread
 from skylark.client.consumer.pull_consumer_base import PullClient
 from skylark.client.core.argument_checks import check_function, suggests_keywords
@@ -53,7 +54,10 @@ class LoopFacade(Generic[ClientT_co]):
 
     def _run(self, work: Coroutine[Any, Any, T], unused: Callable[[T], object] | None = None) -> T:
         """Run a coroutine and wait for it; ``unused`` as in EventLoopThread.call."""
-        return self._loop_thread.call(work, unused)
+        try:
+            return self._loop_thread.call(work, unused)
+        except ABOUT_SERVERS as error:
+            raise without_frames(error) from error.__cause__
 
     def _do(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """Call a plain method of the asyncio client: after the start, on its loop."""
@@ -175,9 +179,12 @@ class Blocking(LoopFacade[AsyncClientT]):
         if self._started_on is None:
             self._started_on = shared_loop_thread()
         self._started_on.check()
-        with self._starting:
-            if self._client.state is not ServiceState.RUNNING:
-                self._started_on.call(self._client.start())
+        try:
+            with self._starting:
+                if self._client.state is not ServiceState.RUNNING:
+                    self._started_on.call(self._client.start())
+        except ABOUT_SERVERS as error:
+            raise without_frames(error) from error.__cause__
 
     def stop(self) -> None:
         """Stop in order; does nothing if it has stopped."""
@@ -186,7 +193,7 @@ class Blocking(LoopFacade[AsyncClientT]):
     def __enter__(self) -> Self:
         try:
             self.start()
-        except ConfigError as error:  # it is about the caller's arguments: our frames do not help
+        except ABOUT_SERVERS as error:
             raise error.with_traceback(None) from error.__cause__
         return self
 

@@ -48,6 +48,7 @@ from skylark.client.blocking.blocking_client import (
     waiting,
 )
 from skylark.client.blocking.blocking_producer import refuse_coroutine
+from skylark.client.blocking.caller_errors import ABOUT_SERVERS, without_frames
 from skylark.client.blocking.event_loop_thread import shared_loop_thread
 from skylark.client.consumer import classic_pull_consumer as classic
 from skylark.client.consumer.lite_pull import lite_pull_consumer as lite
@@ -128,8 +129,11 @@ class PushConsumer(BlockingConsumer[push.PushConsumer], HandlerSubscriptions):
         if self._started_on is None:
             self._started_on = shared_loop_thread()
         loop_thread, ended = self._started_on, asyncio.Event()
-        with on_signal(partial(loop_thread.post, ended.set)):
-            loop_thread.call(self._client.run_until(ended))
+        try:
+            with on_signal(partial(loop_thread.post, ended.set)):
+                loop_thread.call(self._client.run_until(ended))
+        except ABOUT_SERVERS as error:
+            raise without_frames(error) from error.__cause__
         self._listeners.close()
 
     @property

@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias, TypeVar, Unpack
 
 from skylark.client.blocking.blocking_client import BlockingClient, LoopFacade, waiting
+from skylark.client.blocking.caller_errors import ABOUT_SERVERS, without_frames
 from skylark.client.blocking.event_loop_thread import EventLoopThread
 from skylark.client.core.client_message import Message, MessageExt, SendResult, TxState
 from skylark.client.core.client_options import ClientOptions, Duration, seconds
@@ -145,6 +146,8 @@ class Producer(BlockingClient[aio.Producer]):
         if sent.cancelled():
             future.set_exception(ClientStateError("the producer was stopped meanwhile"))
         elif (error := sent.exception()) is not None:
+            if isinstance(error, ABOUT_SERVERS):
+                error = without_frames(error)
             future.set_exception(error)
         else:
             future.set_result(sent.result())

@@ -34,6 +34,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple, final
 
+from skylark.client.blocking.caller_errors import ABOUT_SERVERS, without_frames
 from skylark.client.core.control_loop import (
     ENDED_HINT,
     Handover,
@@ -196,6 +197,8 @@ class EventLoopThread:
                 if not found:
                     return
                 yield found[0]
+        except ABOUT_SERVERS as error:
+            raise without_frames(error) from error.__cause__
         finally:
             self._close(source)
 

@@ -71,7 +71,7 @@ class NameServers:
                 answer = await self._caller.call_name_server(address, request, self._timeout_s)
             except TransportError as error:
                 logger.info("name server %s does not respond: %s", address, error)
-                problems.append(str(error))
+                problems.append(error.message)  # its hint says what ours says
                 last = error
                 continue
             if self.chosen != address:
@@ -82,7 +82,7 @@ class NameServers:
             raise NoNameServerError("no name server is known", hint="pass one as namesrv")
         raise NoNameServerError(
             f"no name server answers: {'; '.join(dict.fromkeys(problems))}",
-            hint="check that it runs and that the address is right (namesrv, NAMESRV_ADDR)",
+            hint="start one, or correct the address (namesrv=..., NAMESRV_ADDR)",
         ) from last
 
     def _in_turn(self) -> list[str]:
