@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -20,7 +22,7 @@ from skylark import ClientOptions, Message
 from skylark.cli import pipeline_commands as pipeline_command
 from skylark.cli.main import cli
 from skylark.spark.jobs.job_runner import JobProgress
-from skylark.sync import Admin, Producer, read_arrow
+from skylark.sync import Admin, MetricsEndpoint, Producer, read_arrow, serve_metrics
 from tests.support.up import cluster
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pipeline" / "orders.yaml"
@@ -265,6 +267,41 @@ def test_a_stop_request_lets_the_current_batch_finish(
     assert statuses[0]["queues"][0]["committed"] == written > 0
     assert done("run", file, "p", "--available-now")[0]["rows"] == 30 - written
     assert site.spark.read.parquet(str(tmp_path / "rows")).count() == 30
+
+
+def test_metrics_of_a_run(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = site.topic("Measured", 1)
+    site.send(topic, [b"%d" % n for n in range(7)])
+    file = site.file(tmp_path, pipeline(topic, {"format": "noop"}))
+    urls: list[str] = []
+    seen: list[str] = []  # when the signal was sent, and after it
+
+    def serve(port: int, *, host: str) -> MetricsEndpoint:
+        served = serve_metrics(port, host=host)
+        urls.append(served.url)
+        return served
+
+    def scrape(*_: object) -> None:
+        with urllib.request.urlopen(urls[-1], timeout=10) as answer:
+            text = answer.read().decode()
+        if seen or 'skylark_spark_rows_total{query="p"} 7' in text:
+            seen.append(text)
+        if len(seen) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(pipeline_command, "bars", lambda *_: nullcontext(scrape))
+    monkeypatch.setattr("skylark.sync.serve_metrics", serve)
+    (run,) = done("run", file, "--metrics-port", 0)
+    assert (run["state"], run["rows"]) == ("stopped", 7)
+    assert 'skylark_spark_query_running{query="p"} 1' in seen[0]
+    assert f'skylark_spark_queue_lag{{query="p",topic="{topic}"' in seen[0]
+    with pytest.raises(urllib.error.URLError):  # closed with the run
+        scrape()
+    result = skylark(
+        "pipeline", "run", file, "--metrics-port", 0, "--metrics-host", "nosuch.invalid"
+    )
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: metrics cannot be served: ")
 
 
 def test_one_that_fails_ends_the_others(site: Site, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from skylark.cli.job.job_options import bars, stopping
 from skylark.cli.output import records
 
 if TYPE_CHECKING:
+    from skylark.spark.lag_listener import LagListener
     from skylark.spark.pipelines.pipeline_file import Pipeline, PipelineFile
     from skylark.spark.pipelines.pipeline_plan import PipelinePlan
     from skylark.spark.pipelines.pipeline_runner import Session
@@ -171,8 +172,26 @@ def _planning(
 @command.command("run", epilog="Example: skylark pipeline run orders.yaml --available-now")
 @file_and_names
 @click.option("--available-now", is_flag=True, help="Process the messages stored now, then end.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65_535),
+    help="Serve lag, rows and restarts to Prometheus on this port; 0 chooses a free one.",
+)
+@click.option(
+    "--metrics-host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address of the metrics; 0.0.0.0 serves them to other machines.",
+)
 @click.pass_obj
-def run(context: CliContext, file: Path, names: tuple[str, ...], available_now: bool) -> None:
+def run(
+    context: CliContext,
+    file: Path,
+    names: tuple[str, ...],
+    available_now: bool,
+    metrics_port: int | None,
+    metrics_host: str,
+) -> None:
     """Run the pipelines of a file, all or those named, in one Spark session.
 
     SIGTERM and Ctrl-C stop it after the current batches; the next run continues there. A second
@@ -182,15 +201,40 @@ def run(context: CliContext, file: Path, names: tuple[str, ...], available_now: 
         from skylark.spark.pipelines.pipeline_runner import run_pipelines
 
         chosen = [pipeline for pipeline, _ in starts]
-        with stopping() as stop, bars(context, [each.name for each in chosen]) as move:
+        with (
+            _served_metrics(context, metrics_host, metrics_port) as listener,
+            stopping() as stop,
+            bars(context, [each.name for each in chosen]) as move,
+        ):
             runs = run_pipelines(
-                spark, document, chosen, watcher=move, stop=stop, available_now=available_now
+                spark,
+                document,
+                chosen,
+                watcher=move,
+                listener=listener,
+                stop=stop,
+                available_now=available_now,
             )
     columns = ("pipeline", "state", "batches", "rows", "seconds", "lag", "restarts", "problem")
     context.output.rows(columns, runs)
     problems = [each.problem for each in runs if each.problem is not None]
     if problems:
         raise click.ClickException("; ".join(problems))
+
+
+@contextmanager
+def _served_metrics(
+    context: CliContext, host: str, port: int | None
+) -> Iterator[LagListener | None]:
+    if port is None:
+        yield None
+        return
+    from skylark.spark.lag_listener import process_listener
+    from skylark.sync import serve_metrics
+
+    with serve_metrics(port, host=host) as served:
+        context.output.info(f"metrics: {served.url}")
+        yield process_listener()
 
 
 # ---- status and reset ----------------------------------------------------------------------------

@@ -4,10 +4,13 @@
 
     spark.streams.addListener(LagListener(registry))
 
-For each query: the number of unread messages of each queue, their minimum, maximum and mean, and
-for how many seconds the stream has been behind, which is 0 for a stream that has caught up; the
-rows, batches and the duration of the last batch; and of pipelines the rows that violate ``expect``.
-Spark's own page cannot show them: a Python source has no metrics there.
+For each query: whether it runs, how often it was started, and how often it failed; the number of
+unread messages of each queue, their minimum, maximum and mean, and for how many seconds the stream
+has been behind, which is 0 for a stream that has caught up; the rows, batches and the duration of
+the last batch; and of pipelines the rows that violate ``expect``. Spark's own page cannot show
+them: a Python source has no metrics there.
+
+``skylark pipeline run --metrics-port`` serves them (:func:`process_listener`).
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ import json
 from collections import deque
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from skylark.client.metrics import default_registry
 from skylark.core.errors import ConfigError
 from skylark.core.metrics import Registry
 from skylark.spark.source.stream_offset import StreamOffset, decode_offset
@@ -64,6 +69,17 @@ class LagListener(StreamingQueryListener):
     """Exports the lag of all queries of a session that read from RocketMQ."""
 
     def __init__(self, registry: Registry) -> None:
+        self._running = registry.gauge(
+            "skylark_spark_query_running", "1 while a stream runs, 0 after its end.", ("query",)
+        )
+        self._starts = registry.counter(
+            "skylark_spark_query_starts_total",
+            "Starts of a stream; each after the first is a restart.",
+            ("query",),
+        )
+        self._failures = registry.counter(
+            "skylark_spark_query_failures_total", "Ends of a stream by an error.", ("query",)
+        )
         self._queues = registry.gauge(
             "skylark_spark_queue_lag",
             "Messages of a queue that a stream has not read yet.",
@@ -94,9 +110,13 @@ class LagListener(StreamingQueryListener):
             ("query", "column"),
         )
         self._behind: dict[str, _Behind] = {}
+        self._names: dict[str, str] = {}  # of running queries, by the id of the run
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """No figures yet."""
+        query = self._names[str(event.runId)] = event.name or str(event.id)
+        self._running.labels(query).set(1)
+        self._starts.labels(query).value += 1
+        self._failures.labels(query)  # shown as 0
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Nothing has changed."""
@@ -114,7 +134,11 @@ class LagListener(StreamingQueryListener):
             self._violations.labels(query, column).value += count
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """The gauges keep their last values."""
+        """The other gauges keep their last values."""
+        query = self._names.pop(str(event.runId), str(event.id))
+        self._running.labels(query).set(0)
+        if event.exception is not None:
+            self._failures.labels(query).value += 1
 
     def _export(self, query: str, now: float, end: StreamOffset, latest: StreamOffset) -> None:
         lags = queue_lags(end, latest)
@@ -125,6 +149,12 @@ class LagListener(StreamingQueryListener):
             self._summary.labels(query, name).set(value)
         behind = self._behind.setdefault(query, _Behind())
         self._seconds.labels(query).set(behind.seconds(now, end, latest))
+
+
+@cache
+def process_listener() -> LagListener:
+    """The listener that exports to the registry of this process."""
+    return LagListener(default_registry())
 
 
 def violations(progress: StreamingQueryProgress) -> dict[str, int]:

@@ -53,3 +53,23 @@ def test_the_work_of_a_stream_is_counted() -> None:
         'skylark_spark_expectation_violations_total{query="alerts",column="uid"} 0',
     ):
         assert line in str(text)
+
+
+def test_starts_and_ends_of_a_stream() -> None:
+    registry = Registry()
+    listener = LagListener(registry)
+
+    def shown(name: str) -> float:
+        (line,) = [x for x in registry.render().splitlines() if x.startswith(f"{name}{{")]
+        assert 'query="alerts"' in line
+        return float(line.rpartition(" ")[2])
+
+    for run, problem in enumerate(("a worker died", None), 1):
+        started: Any = SimpleNamespace(id="x", runId=run, name="alerts")
+        listener.onQueryStarted(started)
+        assert shown("skylark_spark_query_running") == 1
+        ended: Any = SimpleNamespace(id="x", runId=run, exception=problem)
+        listener.onQueryTerminated(ended)
+        assert shown("skylark_spark_query_running") == 0
+    assert shown("skylark_spark_query_starts_total") == 2
+    assert shown("skylark_spark_query_failures_total") == 1

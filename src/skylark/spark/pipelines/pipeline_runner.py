@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -37,6 +37,7 @@ from skylark.spark.session import command_session, make_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.listener import StreamingQueryListener
     from pyspark.sql.streaming.query import StreamingQuery
 
 logger = logging.getLogger(__name__)
@@ -90,19 +91,22 @@ def run_pipelines(
     pipelines: Sequence[Pipeline],
     *,
     watcher: PipelineListener | None = None,
+    listener: StreamingQueryListener | None = None,
     stop: threading.Event | None = None,
     available_now: bool = False,
     clock: TimeSource | None = None,
 ) -> list[PipelineRun]:
     """Run pipelines to their end; ``available_now`` overrides their triggers.
 
+    ``listener`` gets Spark's events of all their queries.
     Raises errors that occur before the first one has started; later ones are in the results.
     """
     frames = [(pipeline, build(spark, document, pipeline)) for pipeline in pipelines]
     stop = stop or threading.Event()
     clock = clock or SystemClock()
     ending = threading.Event()  # for the endless ones
-    with ThreadPoolExecutor(len(frames), "pipeline") as pool:
+    sessions = [frame.sparkSession for _, frame in frames]
+    with _listening(listener, sessions), ThreadPoolExecutor(len(frames), "pipeline") as pool:
         supervised = [
             _Supervised(
                 document,
@@ -126,6 +130,23 @@ def run_pipelines(
             if stop.is_set() or any(each.stops_others for each in supervised):
                 ending.set()
         return [each.run for each in supervised]
+
+
+@contextmanager
+def _listening(
+    listener: StreamingQueryListener | None, sessions: Sequence[SparkSession]
+) -> Iterator[None]:
+    """Each pipeline has a session of its own, and a listener hears of one session only."""
+    if listener is None:
+        yield
+        return
+    for session in sessions:
+        session.streams.addListener(listener)
+    try:
+        yield
+    finally:
+        for session in sessions:
+            session.streams.removeListener(listener)
 
 
 class _Supervised:
