@@ -125,6 +125,9 @@ class SimLog:
                 slot = (record.deliver_ms - 1) // SLOT_MS * SLOT_MS
                 self._slots.setdefault(slot, []).append(record)
 
+    def put_change(self, check_point: SimRecord, ack: SimRecord) -> None:
+        self.put(check_point, ack)
+
     def _append(self, record: SimRecord) -> None:
         self.queue.append(ReviveRecord(len(self.queue), record.tag, record.body))
 

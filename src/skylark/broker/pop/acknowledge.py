@@ -257,7 +257,7 @@ class BatchAckStep:
         pending: Pending[None] | None = None
         if records:
             try:
-                pending = common.state.records.put_all(records)
+                pending = common.state.records.put(*records)
             except BrokerError as refused:
                 error = error or refused
         if error is not None:

@@ -70,12 +70,17 @@ class PopRecordWriter:
         self._store_host = writer.store.log.store_host
 
     def put(self, *records: PopRecord) -> Pending[None] | None:
-        """Store records next to each other; raises BrokerError if the first is not stored."""
-        return self._put(records, slice(1))
-
-    def put_all(self, records: Sequence[PopRecord]) -> Pending[None] | None:
-        """Store records of one request in one run; raises BrokerError if one is not stored."""
+        """Store records in one run; raises BrokerError if one is not stored."""
         return self._put(records, slice(None))
+
+    def put_change(self, check_point: PopRecord, ack: PopRecord) -> Pending[None] | None:
+        """Store a new check-point and, next to it, the ack in the old one.
+
+        Recovery takes the check-point for that of a pop otherwise. Raises BrokerError if the
+        check-point is not stored. Without the ack the message comes back at the old time as well,
+        as in Java.
+        """
+        return self._put((check_point, ack), slice(1))
 
     def _put(self, records: Sequence[PopRecord], needed: slice) -> Pending[None] | None:
         results = self._writer.put_run(records)

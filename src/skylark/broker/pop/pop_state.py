@@ -304,9 +304,7 @@ class PopState:
                 check_point, revive_queue_id, next_offset, now_ms, self._log_end()
             )
         if held is None:
-            record = self.records.check_point(check_point, revive_queue_id)
-            pending = self.records.put(record)
-            self._offsets.log_grown = True
+            pending = self._put(check_point, revive_queue_id)
             if not self._buffer.add_finished((topic, group, queue_id), next_offset):
                 self._offsets.commit(group, topic, queue_id, next_offset)
         elif self._due_timer is None:
@@ -376,12 +374,11 @@ class PopState:
         if held is not None and self._buffer.change(held, point, now_ms):
             self._arm()
             return Changed(pop_time_ms, None)
-        record = self.records.check_point(point, receipt.revive_queue_id)
         if held is None:
-            # Next to each other: recovery takes the check-point for that of a pop otherwise.
+            record = self.records.check_point(point, receipt.revive_queue_id)
             ack = self.records.ack(receipt, (queue_offset,))
-            return Changed(pop_time_ms, self.records.put(record, ack))
-        pending = self.records.put(record)
+            return Changed(pop_time_ms, self.records.put_change(record, ack))
+        pending = self._put(point, receipt.revive_queue_id)
         self._buffer.ack(held, (queue_offset,))
         self._commit(held)
         return Changed(pop_time_ms, pending)
@@ -429,19 +426,24 @@ class PopState:
         return True
 
     def _write(self, held: Held) -> None:
-        """Write a check-point with the acks it has, and its parts; raises BrokerError."""
-        point, queue_id = held.point, held.revive_queue_id
-        records = []
-        for part in held.parts or ():
-            records.append(self.records.check_point(part.point, queue_id))
-            point.mark(part.point.start_offset)
-        if point.bits != point.all_bits:
-            records.append(self.records.check_point(point, queue_id))
-        if records:
-            self.records.put(*records)
-            self._offsets.log_grown = True
-        self._buffer.finish(held)
+        """Write a check-point with the acks it has, its parts first; raises BrokerError.
+
+        Each record is put alone, and counts when it is stored: the next attempt goes on behind it.
+        """
+        queue_id = held.revive_queue_id
+        for part in tuple(held.parts or ()):
+            self._put(part.point, queue_id)
+            self._buffer.finish(part)
+        if not held.is_finished:
+            self._put(held.point, queue_id)
+            self._buffer.finish(held)
         self._commit(held)
+
+    def _put(self, point: CheckPoint, revive_queue_id: int) -> Pending[None] | None:
+        """Write one check-point; raises BrokerError."""
+        pending = self.records.put(self.records.check_point(point, revive_queue_id))
+        self._offsets.log_grown = True
+        return pending
 
 
 def stay_time(stay_ms: int, save_interval_ms: int) -> int:
