@@ -90,6 +90,9 @@ class BufferLimits(msgspec.Struct, frozen=True):
     lead_ms: int = 3_000
     count_max: int = 200_000
     line_count_max: int = 20_000
+    #: The timer refuses a check-point that it would have to keep longer: so it is written at once,
+    #: and the pop gets the error.
+    timer_ms_max: int = 3 * 86_400_000
 
 
 class CheckPointBuffer:
@@ -137,6 +140,7 @@ class CheckPointBuffer:
             deadline_ms - now_ms < min(STAY_MIN_MS, limits.stay_ms)
             or len(self._held) >= limits.count_max
             or len(point.offset_diffs) > BITS
+            or point.deliver_ms - now_ms > limits.timer_ms_max
         ):
             return None
         key = point.key

@@ -120,6 +120,7 @@ class PopState:
             pop.pop_ck_stay_buffer_time_out,
             pop.pop_ck_max_buffer_size,
             pop.pop_ck_offset_max_queue_size,
+            live.current.timer_max_delay_sec * 1_000,
         )
         if not pop.enable_pop_buffer_merge:
             self._may_merge = False
@@ -167,14 +168,21 @@ class PopState:
         if self._due_timer is not None:
             self._due_timer.cancel()
         await self._tasks.cancel_and_wait()
+        failed_count, last_error = 0, None
         for number, held in enumerate(self._buffer.all(), start=1):
             try:
                 self._write(held)
-            except BrokerError as error:
-                logger.error("pop check-points are lost from memory, and popped again: %s", error)  # noqa: TRY400
-                return
+            except (BrokerError, StoreError) as error:
+                # The offset of its queue stays before it; those of other queues go on.
+                failed_count, last_error = failed_count + 1, error
             if number % WRITTEN_PER_TURN == 0:
                 await yield_once()
+        if failed_count:
+            logger.error(
+                "%s pop check-points cannot be written, and are popped again: %s",
+                failed_count,
+                last_error,
+            )
 
     # ---- offsets ---------------------------------------------------------------------------------
 
@@ -408,7 +416,7 @@ class PopState:
         for held in self._buffer.due(now_ms, WRITTEN_PER_TURN):
             try:
                 is_done = self._settle(held)
-            except BrokerError as error:
+            except (BrokerError, StoreError) as error:
                 logger.warning("a pop check-point cannot be written now: %s", error)
                 is_done = False
             if not is_done:

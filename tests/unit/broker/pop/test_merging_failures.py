@@ -11,13 +11,17 @@ import pytest
 from skylark.broker.pop.pop_record_writer import PopRecord
 from skylark.store.commit_log import Draft
 from skylark.store.store_results import PutResult, PutStatus
+from skylark.testing.virtual_clock import START_MS
 from tests.unit.broker.pop.pop_client import PopClient, Popped, fill, popping
 
 
 @asynccontextmanager
-async def merging(root: Path) -> AsyncIterator[PopClient]:
+async def merging(
+    root: Path, queue_count: int = 1, *, start_ms: int = START_MS, **given: str
+) -> AsyncIterator[PopClient]:
     """A broker that merges check-points in memory."""
-    async with popping(root, enablePopBufferMerge="true") as client:
+    given = {"enablePopBufferMerge": "true", **given}
+    async with popping(root, queue_count, start_ms=start_ms, **given) as client:
         await client.world.clock.advance(1)  # merging begins when the offsets are saved
         yield client
 
@@ -100,3 +104,51 @@ async def test_an_ack_does_not_settle_a_part_that_could_not_be_written(
         again = await pop_for(client, 60)
         assert [message.body for message in again] == bodies[:1]
         assert client.committed() == 2
+
+
+async def test_a_stop_writes_all_that_the_log_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with merging(tmp_path, 3) as client:
+        for queue_id in range(3):
+            await fill(client, 1, queue_id)
+            assert len(await client.pop(queueId=queue_id)) == 1
+        now_ms = client.world.clock.now_ms()
+        refused = fail_records(client, monkeypatch, {1})
+    assert refused == [1]
+    assert "1 pop check-points cannot be written, and are popped again: " in caplog.text
+    async with popping(tmp_path, 3, start_ms=now_ms) as client:
+        assert [message.body for message in await client.pop(invisibleTime=60_000)] == [b"0-0"]
+        again = await pop_for(client, 20)
+        assert sorted(message.body for message in again) == [b"1-0", b"2-0"]
+
+
+async def test_a_stop_that_leaves_a_gap_repeats_from_there_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with merging(tmp_path) as client:
+        bodies = await fill(client, 3)
+        for _ in bodies:
+            assert len(await client.pop(maxMsgNums=1)) == 1
+        now_ms = client.world.clock.now_ms()
+        refused = fail_records(client, monkeypatch, {2})
+    assert refused == [2]
+    async with popping(tmp_path, start_ms=now_ms) as client:
+        assert client.committed() == 1
+        again = await client.pop(invisibleTime=60_000)
+        assert [message.body for message in again] == bodies[1:]
+        await client.ack_all(again)
+        assert [message.body for message in await pop_for(client, 70)] == bodies[:1]
+
+
+async def test_a_check_point_that_the_timer_cannot_take_is_not_kept(tmp_path: Path) -> None:
+    async with merging(tmp_path, timerMaxDelaySec="60") as client:
+        bodies = await fill(client, 1)
+        answer = await client.answer(invisibleTime=62_000)
+        assert answer.code == 13
+        assert "timer message illegal" in (answer.remark or "")
+        (message,) = await client.pop(invisibleTime=60_000)  # nothing was taken
+        assert message.body == bodies[0]
+        assert (await client.change(message, 62_000)).code == 1
+        await client.ack_all([message])
+        assert client.committed() == 1
