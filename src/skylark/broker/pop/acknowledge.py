@@ -247,9 +247,12 @@ class BatchAckStep:
         records: list[PopRecord] = []
         remark: str | None = None
         error: BrokerError | None = None
+        broker_name = request.broker_name
+        if not broker_name.strip():  # this broker is meant, as in Java
+            broker_name = common.live.current.broker_name
         for entry, topic, mask in self._read(request.acks):
             try:
-                reason = self._ack(peer, entry, topic, mask, request.broker_name, records)
+                reason = self._ack(peer, entry, topic, mask, broker_name, records)
             except BrokerError as refused:  # the others count all the same, as in Java
                 error = error or refused
                 continue

@@ -12,6 +12,7 @@ from skylark.broker.pop.queue_order import QueueOrder
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.bodies.pop_body import BatchAck, BatchAckMessageRequestBody, encode_bit_set
 from skylark.wire.codes import RequestCode
+from skylark.wire.fastjson import encode_body
 from skylark.wire.headers.pop import PopMessageRequestHeader
 from tests.unit.broker.pop.pop_client import PopClient, Popped, fill, popping
 from tests.unit.broker.stored import bodies_of, stored
@@ -56,6 +57,24 @@ async def test_a_batch_ack_names_messages_by_bits(tmp_path: Path) -> None:
         assert (await client.batch_ack(batch(*again))).code == 0
         await client.world.clock.advance(60)
         assert await client.pop() == []
+
+
+@pytest.mark.parametrize("merge", ["false", "true"])
+@pytest.mark.parametrize("name", ["", ',"brokerName":null', ',"brokerName":" "'])
+async def test_a_batch_ack_without_a_name_is_for_this_broker(
+    tmp_path: Path, name: str, merge: str
+) -> None:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
+        await client.world.clock.advance(1)
+        await fill(client, 2)
+        first, second = await client.pop()
+        named = encode_body(batch(first)).decode()
+        body = named.replace(',"brokerName":"broker-a"', name)
+        assert body != named
+        answer = await client.world.call(RequestCode.BATCH_ACK_MESSAGE, None, body.encode())
+        assert (answer.code, answer.remark) == (0, None)
+        await client.world.clock.advance(20)
+        assert [message.body for message in await client.pop()] == [second.body]
 
 
 async def test_an_empty_batch_ack(tmp_path: Path) -> None:
