@@ -36,7 +36,7 @@ from skylark.broker.pop.pop_service import PopMessages, PopService
 from skylark.broker.pop.pop_state import PopState
 from skylark.broker.pop.popped_lookup import PoppedLookup
 from skylark.broker.pop.queue_order import QueueOrder, drawing
-from skylark.broker.pop.retry_copies import ReviveTables
+from skylark.broker.pop.retry_topics import ReviveTables
 from skylark.broker.pop.revive_runner import ReviveRunner, TimerProgress
 from skylark.store.config_files import CONSUMER_ORDER_INFOS
 from skylark.store.config_tables import ConsumerOrderInfoTable

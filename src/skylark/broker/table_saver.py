@@ -101,6 +101,15 @@ class SavedTable(Generic[TableT]):
         """Whether the disk lacks a change, and the last write did not fail."""
         return self._written < self._marked and not self.failed
 
+    @property
+    def last_mark(self) -> int:
+        """The number of the last change that was marked."""
+        return self._marked
+
+    def is_change_on_its_way(self, mark: int) -> bool:
+        """:attr:`is_on_its_way` for one change, whatever was changed after it."""
+        return self._written < mark and not self.failed
+
     def mark(self) -> None:
         """The table has changed."""
         self._marked += 1

@@ -25,7 +25,8 @@ more. A check-point whose body was read before is skipped: it must not give a se
 messages, nor take back acks. The caller knows the check-points that the queue had at the start.
 
 **An unreadable message** gets a check-point of its own, with a delay that grows from 10 s to 2 h
-(:func:`put_off`).
+(:func:`put_off`); so have messages whose retry topic cannot be created
+(:func:`wait_for_topic`). Both leave the queue, and hold up no others.
 
 This is a pure machine: records and times come in, check-points go out;
 :mod:`skylark.broker.pop.revive_runner` reads and puts. Counterpart of Java's ``PopReviveService``.
@@ -36,7 +37,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -67,6 +68,8 @@ PUT_OFF_S: Final = (
 POINTS_MAX: Final = 200_000
 #: Check-points of which acks are kept that came before them, or after their end.
 EARLY_ACKS_MAX: Final = 10_000
+#: How long a check-point waits whose retry topic cannot be created.
+TOPIC_WAIT_S: Final = 30
 _SHOWN_MAX: Final = 200  # bytes of an unreadable record in the log
 
 
@@ -261,6 +264,13 @@ class ReviveQueue:
             return None
         return waiting
 
+    def due_points(self, now_ms: int) -> Iterator[CheckPoint]:
+        """The check-points at the head of the queue whose time has come, so far as is known."""
+        for waiting in self._points:
+            if now_ms - waiting.point.revive_time_ms <= GRACE_MS:
+                return
+            yield waiting.point
+
     def next_due_ms(self) -> int | None:
         """The earliest time at which :meth:`take_due` may return something."""
         first = self.first
@@ -280,25 +290,37 @@ class ReviveQueue:
 
 
 def put_off(
-    point: CheckPoint, queue_offset: int, *, give_up_at_max: bool = False
+    point: CheckPoint, queue_offset: int, now_ms: int, *, give_up_at_max: bool = False
 ) -> CheckPoint | None:
-    """A check-point of one message that could not be read; None: give it up.
-
-    The time of the pop stays, so the invisible time grows by each delay.
-    """
+    """A check-point of one message that could not be read; None: give it up."""
     count = point.re_put_count
     if count >= len(PUT_OFF_S) and give_up_at_max:
         return None
-    delay_ms = PUT_OFF_S[min(count, len(PUT_OFF_S) - 1)] * 1_000
+    delay_s = PUT_OFF_S[min(count, len(PUT_OFF_S) - 1)]
+    return _later(point, (queue_offset,), now_ms + delay_s * 1_000, count + 1)
+
+
+def wait_for_topic(point: CheckPoint, queue_offsets: Sequence[int], now_ms: int) -> CheckPoint:
+    """A check-point of messages whose retry topic cannot be created; it is not given up."""
+    count = point.re_put_count
+    return _later(point, queue_offsets, now_ms + TOPIC_WAIT_S * 1_000, count)
+
+
+def _later(
+    point: CheckPoint, queue_offsets: Sequence[int], visible_ms: int, re_put_count: int
+) -> CheckPoint:
+    """A check-point of some of the messages. The pop time stays, the invisible time grows."""
+    start = queue_offsets[0]
     return CheckPoint(
         topic=point.topic,
         group=point.group,
         queue_id=point.queue_id,
-        start_offset=queue_offset,
+        start_offset=start,
         pop_time_ms=point.pop_time_ms,
-        invisible_ms=point.invisible_ms + delay_ms,
+        # Not earlier than a delay from now: the broker may have been stopped since it was due.
+        invisible_ms=max(point.invisible_ms, visible_ms - point.pop_time_ms),
         broker_name=point.broker_name,
-        offset_diffs=(0,),
-        re_put_times=str(count + 1),
+        offset_diffs=[offset - start for offset in queue_offsets],
+        re_put_times=str(re_put_count),
         suspend=point.suspend,
     )

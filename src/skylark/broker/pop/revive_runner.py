@@ -2,10 +2,15 @@
 
 :class:`ReviveQueue` decides (:mod:`skylark.broker.pop.revive`), and
 :class:`~skylark.broker.pop.retry_copies.RetryCopies` puts the copies. One task serves all queues of
-the revive topic, on masters only, in turns of the loop: a turn reads at most :data:`READ_PER_TURN`
-records and begins no check-point after :data:`COPIES_PER_TURN` copies, so that ten thousand
-messages which expire in one second delay no request. Between two passes ``reviveInterval`` goes by;
-while no check-point waits and nothing arrives, nothing runs.
+the revive topic, on masters only, in turns of the loop, which are bounded: by the records that a
+turn reads, by the number and the size of the messages that it copies, and by the time of both. So
+ten thousand messages which expire in one second delay no request. Each turn begins with another
+queue. Between two passes ``reviveInterval`` goes by; while no check-point waits and nothing
+arrives, nothing runs.
+
+**A new retry topic** is saved before the first copy, and the check-points behind in the same queue
+wait for that. So a turn that creates one creates those that they need as well, up to
+:data:`TOPICS_PER_TURN`, and the pass goes on as soon as they are saved.
 
 **What a crash leaves.** All copies of a check-point, and then the offset of the revive group, are
 written in one turn. The file of offsets is some seconds old, so the next start finds check-points
@@ -24,8 +29,9 @@ Counterpart of Java's ``PopReviveService``.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -35,8 +41,10 @@ from skylark.broker.live_settings import LiveSettings
 from skylark.broker.pop.pop_record_writer import Receipt
 from skylark.broker.pop.pop_recovery import PopRecovery
 from skylark.broker.pop.pop_state import PopState
-from skylark.broker.pop.retry_copies import RetryCopies, ReviveTables, record_at
+from skylark.broker.pop.retry_copies import Outcome, RetryCopies, record_at
+from skylark.broker.pop.retry_topics import ReviveTables
 from skylark.broker.pop.revive import Point, ReviveQueue, ReviveRecord
+from skylark.broker.pop.revive_turn import Turn
 from skylark.broker.send.message_writer import MessageWriter
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.core.clock import Clock, TimerHandle, yield_once
@@ -51,10 +59,15 @@ from skylark.wire.pop_records import CHECK_POINT_TAG, CheckPoint
 
 logger = logging.getLogger(__name__)
 
-#: Records of revive queues that are read in one turn of the loop.
+#: Records of revive queues that are read in one turn of the loop, and for how long.
 READ_PER_TURN: Final = 200
-#: A turn begins no further check-point after so many copies.
+READING_S: Final = 0.004
+#: Check-points and messages of one turn, the size of its copies, and for how long it makes them.
 COPIES_PER_TURN: Final = 64
+COPIED_BYTES_PER_TURN: Final = 1 << 20
+COPYING_S: Final = 0.004
+#: Retry topics that one turn creates.
+TOPICS_PER_TURN: Final = 16
 #: A record of a revive queue may repeat one that stands so long before it: the timer delivers again
 #: after a crash, as late as the broker is started again.
 REPEATED_MS: Final = 120_000
@@ -87,9 +100,7 @@ class ReviveRunner:
         clock: Clock,
     ) -> None:
         self.topic = revive_topic(live.current.broker_cluster_name)
-        copies = self.copies = RetryCopies(live, writer, state, tables, stats)
-        #: The most copies that one turn has made.
-        self.copies_per_turn_max = 0
+        copies = self.copies = RetryCopies(live, writer, state, tables, stats, clock)
         self.queues: dict[int, ReviveQueue] = {}
         self._live = live
         self._state = state
@@ -99,6 +110,8 @@ class ReviveRunner:
         self._clock = clock
         self._recovery = PopRecovery(self._store, tables.offsets, self.topic, copies.revived)
         self._started_with: dict[int, int] = {}  # ends of the revive queues at the start
+        self._turn_count = 0
+        self._awaits_topic = False  # a check-point waits until its topic is saved
         self._tasks = Tasks("revive")
         self._wake_event = asyncio.Event()
         self._is_resting = False
@@ -231,15 +244,21 @@ class ReviveRunner:
             await self._wake_event.wait()
             self._wake_event.clear()
             try:
-                while self._take_turn():
+                while self._take_turn() or await self._topics_saved():
                     await yield_once()
-                if self._tables.topics_saved.is_on_its_way:
-                    # The saver logs any failure; copies are made all the same then.
-                    with contextlib.suppress(Exception):
-                        await self._tables.topics_saved.written()
             except StoreError as error:
                 logger.error("the revive of popped messages failed and will retry: %s", error)  # noqa: TRY400
             self._rest()
+
+    async def _topics_saved(self) -> bool:
+        """Wait until new topics are saved, if a check-point needs that; whether it can go on."""
+        if not self._awaits_topic:
+            return False
+        try:
+            await self._tables.topics_saved.written()
+        except Exception:  # noqa: BLE001 - the saver logs it; the next pass copies all the same
+            return False
+        return True
 
     def _rest(self) -> None:
         """Let the interval go by before the next pass."""
@@ -266,30 +285,52 @@ class ReviveRunner:
 
     def _take_turn(self) -> bool:
         """Read some records and make some copies; whether there is more to do now."""
-        more = False
-        share = max(READ_PER_TURN // len(self.queues), READ_PER_TURN // 8)
         queues = list(self.queues.values())  # a copy may be the first record of another queue
+        self._turn_count += 1
+        first = self._turn_count % len(queues)
+        queues = queues[first:] + queues[:first]
+        reading = Turn(self._clock, count=READ_PER_TURN, bytes_max=sys.maxsize, seconds=READING_S)
         for queue in queues:
-            self._read_some(queue, share)
-        copies = 0
+            self._read_some(queue, reading)
+        more = reading.is_over
+        self._awaits_topic = False
+        copying = Turn(
+            self._clock,
+            count=COPIES_PER_TURN,
+            bytes_max=COPIED_BYTES_PER_TURN,
+            seconds=COPYING_S,
+        )
         for queue in queues:
             more |= not self._is_read(queue)
-            while copies < COPIES_PER_TURN and (point := self._due(queue)) is not None:
-                count = self._revive(queue, point)
-                if count is None:  # a topic has to be saved, or the store takes no messages
-                    break
-                copies += count
-            else:
-                more |= copies >= COPIES_PER_TURN
-        self.copies_per_turn_max = max(self.copies_per_turn_max, copies)
-        return more
+            self._revive_some(queue, copying)
+        return more or copying.is_over
+
+    def _revive_some(self, queue: ReviveQueue, turn: Turn) -> None:
+        """Revive check-points of a queue until the turn is over, or until one has to wait."""
+        while not turn.is_over and (waiting := self._due(queue)) is not None:
+            outcome = self._revive(queue, waiting, turn)
+            if outcome is Outcome.AWAITS_TOPIC:
+                self._awaits_topic = True
+                self._prepare_topics(queue)
+            if outcome is not Outcome.DONE:
+                return
+
+    def _prepare_topics(self, queue: ReviveQueue) -> None:
+        """Create the topics of the next check-points of a queue: one wait is enough for them."""
+        topics = self.copies.topics
+        count_max = topics.created_count + TOPICS_PER_TURN
+        for point in itertools.islice(queue.due_points(self._clock.now_ms()), READ_PER_TURN):
+            if topics.created_count >= count_max:
+                return
+            if point.bits != point.all_bits and self._is_wanted(point):
+                topics.prepare(point)
 
     # ---- reading ---------------------------------------------------------------------------------
 
     def _is_read(self, queue: ReviveQueue) -> bool:
         return queue.position >= self._store.reader.max_offset(self.topic, queue.queue_id)
 
-    def _read_some(self, queue: ReviveQueue, count_max: int) -> None:
+    def _read_some(self, queue: ReviveQueue, turn: Turn) -> None:
         stored = self._store.queues.get(self.topic, queue.queue_id)
         if stored is None:
             return
@@ -303,8 +344,10 @@ class ReviveRunner:
             )  # fmt: skip
             queue.skip_to(start)
         delivered_before_ms = self._timer.delivered_before_ms()
-        for record in self._records(stored, queue.position, count_max):
+        records = self._records(stored, queue.position, READ_PER_TURN)
+        while not turn.is_over and (record := next(records, None)) is not None:
             queue.read(record)
+            turn.take()
         if queue.position >= stored.next_offset:
             queue.end_reached(delivered_before_ms)
 
@@ -329,44 +372,46 @@ class ReviveRunner:
         return queue.take_due(self._clock.now_ms())
 
     def _copies_left(self) -> list[int]:
-        """Copies of before the start that no check-point was found for yet.
+        """Copies that the saved offsets of the revive group do not count.
+
+        Those of check-points that are not done, and of before the start those that no check-point
+        was found for yet.
 
         There are none when every check-point that stood in a queue at the start has left it.
         """
         if self.queues and all(map(self._has_left_old, self.queues)):
             self.copies.revived.clear()
-        return self.copies.revived.log_offsets()
+        return [*self.copies.revived.log_offsets(), *self.copies.unfinished_offsets()]
 
     def _has_left_old(self, queue_id: int) -> bool:
         queue, end = self.queues[queue_id], self._started_with[queue_id]
         first = queue.first_offset
         return queue.read_offset >= end and (first is None or first >= end)
 
-    def _revive(self, queue: ReviveQueue, waiting: Point) -> int | None:
-        """Copy the messages of a check-point that are not acknowledged; None: try again later."""
-        count = 0
-        if not waiting.is_repeated and self._is_wanted(waiting.point):
-            is_old = waiting.revive_offset < self._started_with[queue.queue_id]
-            made = self.copies.copy(waiting.point, queue.queue_id, is_old=is_old)
-            if made is None:
-                return None
-            count = made
+    def _revive(self, queue: ReviveQueue, waiting: Point, turn: Turn) -> Outcome:
+        """Copy the messages of a check-point that are not acknowledged."""
+        turn.take()
+        point = waiting.point
+        if not waiting.is_repeated:
+            if self._is_wanted(point):
+                is_old = waiting.revive_offset < self._started_with[queue.queue_id]
+                outcome = self.copies.copy(point, queue.queue_id, turn, is_old=is_old)
+                if outcome is not Outcome.DONE:
+                    return outcome
+            else:
+                logger.info("topic or group of a pop check-point is gone: %s", point.key)
+                self.copies.give_up(point)
         offset = queue.done(waiting)
+        self.copies.left(queue.queue_id)
         self._tables.offsets.commit(REVIVE_GROUP, self.topic, queue.queue_id, offset)
         self._tables.offsets.log_grown = True
-        return max(1, count)
+        return Outcome.DONE
 
     def _is_wanted(self, point: CheckPoint) -> bool:
         """Whether topic and group still exist."""
         topic = topic_of_pop_retry(point.topic, point.group)
         # A group that was created for a pop may be missing after a crash: it is created again.
-        wanted = topic in self._tables.topics and self._tables.groups.find(point.group) is not None
-        if not wanted:
-            count = len(point.waiting_offsets())
-            self.copies.lost_count += count
-            self.copies.count_out(point, count)
-            logger.info("topic or group of a pop check-point is gone: %s", point.key)
-        return wanted
+        return topic in self._tables.topics and self._tables.groups.find(point.group) is not None
 
     # ---- numbers ---------------------------------------------------------------------------------
 

@@ -107,6 +107,11 @@ class TopicTable:
         return config is not None and config.order
 
     @property
+    def is_full(self) -> bool:
+        """Whether no further topic can be created: there are ``topicCountMax``."""
+        return len(self._topics) >= self._config.topic_count_max
+
+    @property
     def system_names(self) -> frozenset[str]:
         """Names of system topics, also of those that do not exist yet (305)."""
         return frozenset(self._system_names)
@@ -198,7 +203,7 @@ class TopicTable:
         )
 
     def _create(self, config: TopicConfig) -> TopicConfig | None:
-        if len(self._topics) >= self._config.topic_count_max:
+        if self.is_full:
             logger.warning("cannot create topic %s: %s", config.topic_name, self._limit_text)
             return None
         logger.info("created topic: %s", describe(config))

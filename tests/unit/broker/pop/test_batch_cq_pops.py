@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from skylark.broker.pop.retry_copies import Outcome
+from skylark.broker.pop.revive_turn import Turn
 from skylark.store.batch_queue import BatchQueue
 from skylark.wire.batch import BatchMessage, encode_batch
 from skylark.wire.codes import RequestCode
@@ -116,9 +118,12 @@ async def test_a_check_point_of_another_version_names_messages_of_a_batch(tmp_pa
             broker_name="broker-a",
             offset_diffs=range(10),
         )
-        assert revive_of(client).copies.copy(point, 0, is_old=False) is None  # creates the topic
+        copies = revive_of(client).copies
+        turn = Turn(client.world.clock, count=1, bytes_max=1, seconds=1)  # a record is not split
+        outcome = copies.copy(point, 0, turn, is_old=False)
+        assert outcome is Outcome.AWAITS_TOPIC
         await client.world.clock.drain()
-        assert revive_of(client).copies.copy(point, 0, is_old=False) == 10
+        assert copies.copy(point, 0, turn, is_old=False) is Outcome.DONE
         assert point.waiting_offsets() == []
-        copies = client.world.records(RETRY)
-        assert [copy.body for copy in copies] == [b"0-%d" % each for each in range(10)]
+        made = client.world.records(RETRY)
+        assert [copy.body for copy in made] == [b"0-%d" % each for each in range(10)]

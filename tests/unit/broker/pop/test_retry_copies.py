@@ -138,9 +138,9 @@ async def test_what_was_deleted_is_counted_once_and_no_longer_in_flight(
         copies = revive_of(client).copies
         await fill(client, 2)
         await client.pop()
-        read = copies._message
+        place = copies._log_offset
         monkeypatch.setattr(
-            copies, "_message", lambda point, offset: read(point, offset) if offset else None
+            copies, "_log_offset", lambda point, offset: place(point, offset) if offset else None
         )
         refused = refuse_copies(client, monkeypatch, {1: 0, 2: 0, 3: 0})
         await client.world.clock.advance(60)

@@ -233,16 +233,16 @@ def test_check_points_that_were_passed_over_wait_for_their_acks(
 
 
 def test_unreadable_messages_are_put_off_longer_and_longer() -> None:
-    first = put_off(point(0, 5), 3)
+    first = put_off(point(0, 5), 3, END)
     assert first is not None
     assert (first.start_offset, list(first.offset_diffs)) == (3, [0])
     assert (first.pop_time_ms, first.invisible_ms) == (T0, INVISIBLE + 10_000)
     times, later = [], first
     for _ in range(20):
         before = later.invisible_ms
-        later = put_off(later, 3)  # type: ignore[assignment]
+        later = put_off(later, 3, later.revive_time_ms)  # type: ignore[assignment]
         times.append((later.invisible_ms - before) // 1_000)
     assert times == [*PUT_OFF_S[1:], 7_200, 7_200, 7_200, 7_200]
     assert later.re_put_times == "21"
-    assert put_off(later, 3, give_up_at_max=True) is None
-    assert put_off(point(), 0, give_up_at_max=True) is not None
+    assert put_off(later, 3, END, give_up_at_max=True) is None
+    assert put_off(point(), 0, END, give_up_at_max=True) is not None

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from skylark.broker.pop import revive
-from skylark.broker.pop.revive_runner import COPIES_PER_TURN, ReviveRunner
+from skylark.broker.pop.revive_runner import ReviveRunner
 from skylark.core.names import REVIVE_GROUP, revive_topic
 from skylark.store.commit_log import Draft
 from skylark.wire.bodies.config import SubscriptionGroupConfig
-from skylark.wire.pop_records import BITS
 from tests.unit.broker.pop.pop_client import PopClient, Popped, fill, popping
 
 RETRY = "%RETRY%g_T"
@@ -173,24 +172,6 @@ async def test_a_stop_writes_what_is_in_memory(tmp_path: Path) -> None:
         await client.world.clock.advance(16)
         again = await pop_again(client)
         assert [message.body for message in again] == [popped[0].body, popped[2].body]
-
-
-async def test_ten_thousand_messages_expire_in_bounded_turns(tmp_path: Path) -> None:
-    count = 10_000
-    async with popping(tmp_path, 8) as client:
-        writer = client.world.features.puts.writer
-        runner = revive_of(client)
-        for number in range(count):
-            draft = Draft("T", number % 8, b"x", f"UNIQ_KEY\x01{number}\x02".encode())
-            assert writer.put(draft).status.stored
-        popped = 0
-        while messages := await client.pop():
-            popped += len(messages)
-        assert popped == count
-        await client.world.clock.advance(20)
-        assert len(client.world.records(RETRY)) == count
-        assert runner.copies_per_turn_max < COPIES_PER_TURN + BITS
-        assert client.world.features.pop.state.in_flight("T", "g", 0) == 0
 
 
 async def test_more_check_points_than_memory_holds(
