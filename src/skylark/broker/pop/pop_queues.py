@@ -11,6 +11,10 @@ An offset outside the queue is corrected, and read once more. The offsets of the
 found follow from where the read began and ended; only where a filter or a deleted record has left
 gaps, each record is asked for its own. A record of a BatchCQ topic has one offset, that of its
 first message (:mod:`skylark.broker.pop.record_bounds`).
+
+A pop ends before the messages of its queues exceed :data:`BYTES_MAX`: each read is limited as that
+of a pull, but clients accept no frame of more than 16 MiB. (Java counts messages only, and its
+clients close the connection.) What did not fit stays in its queue, and counts as left.
 """
 
 from __future__ import annotations
@@ -50,6 +54,8 @@ from skylark.wire.properties import PROPERTY_POP_CK, without_property
 
 logger = logging.getLogger(__name__)
 
+#: Bytes of messages in one answer, unless a single message has more.
+BYTES_MAX: Final = 8 << 20
 INIT_MIN: Final = 0  # initMode: a group without an offset starts at the first message
 _HEAD: Final = Struct(">i16xq")  # of a record: size, offset in its queue
 _POP_CK: Final = PROPERTY_POP_CK.encode()
@@ -75,7 +81,10 @@ class Found(msgspec.Struct):
 
     count_max: int
     count: int = 0
+    size: int = 0
     rest: int = 0
+    #: Whether a queue had more than the answer has room for.
+    is_closed: bool = False
     #: Whether messages were passed over that the filter does not match.
     has_skipped: bool = False
     parts: list[LeasedMessages] = msgspec.field(default_factory=list)
@@ -86,13 +95,19 @@ class Found(msgspec.Struct):
     error: BrokerError | None = None
 
     def is_full(self) -> bool:
-        """Whether the pop has as many messages as it wants."""
-        return self.count >= self.count_max
+        """Whether the pop takes no more messages: it has as many as it wants, or as fit."""
+        return self.count >= self.count_max or self.is_closed
+
+    def has_room_for(self, result: GetResult) -> bool:
+        """Whether messages fit into the answer, which at least one does; else it is full."""
+        self.is_closed = self.count > 0 and self.size + result.size > BYTES_MAX
+        return not self.is_closed
 
     def add(self, topic: str, queue_id: int, taken: TakenMessages) -> None:
         """Add the messages of one queue."""
         key = (kind_of(topic), queue_id)
         self.count += len(taken.offsets)
+        self.size += taken.messages.size
         self.parts.append(taken.messages)
         self.starts[key] = taken.start_offset
         self.offsets[key] = taken.offsets
@@ -159,7 +174,8 @@ class PopQueues:
 
     def has_matching(self, topic: str, group: str, queue_id: int, wanted: PopFilter) -> bool:
         """Whether one of the next messages of a queue passes a filter."""
-        found = self._read(topic, queue_id, self._offset(topic, group, queue_id), 1, wanted)
+        offset = self._offset(topic, group, queue_id)
+        found = self._read(topic, queue_id, offset, wanted, Found(1))
         found.release()
         return found.status is GetStatus.FOUND or found.status in _CORRECTED
 
@@ -198,13 +214,16 @@ class PopQueues:
         if found.is_full():
             found.rest += max(0, max_offset - offset)
             return
-        count_max = found.count_max - found.count
-        result = self._read(topic, queue_id, offset, count_max, wanted)
+        result = self._read(topic, queue_id, offset, wanted, found)
         if result.status in _CORRECTED:
             offset = result.next_offset
             result.release()
             self._state.advance(topic, group, queue_id, offset)
-            result = self._read(topic, queue_id, offset, count_max, wanted)
+            result = self._read(topic, queue_id, offset, wanted, found)
+        if not found.has_room_for(result):
+            found.rest += max(0, result.max_offset - offset)
+            result.release()
+            return
         try:
             self._keep(queue, header, answer, offset, result, found)
         except BaseException:
@@ -218,14 +237,16 @@ class PopQueues:
         found.rest += max(0, self._reader.max_offset(topic, queue_id) - offset)
         if found.is_full():
             return
-        count_max = found.count_max - found.count
-        result = self._read(topic, queue_id, offset, count_max, PopFilter())
+        result = self._read(topic, queue_id, offset, PopFilter(), found)
         if result.status in _CORRECTED:
             offset = result.next_offset
             result.release()
-            result = self._read(topic, queue_id, offset, count_max, PopFilter())
-        if result.message_count:
+            result = self._read(topic, queue_id, offset, PopFilter(), found)
+        if not found.has_room_for(result):
+            result.release()
+        elif result.message_count:
             found.count += result.message_count
+            found.size += result.size
             found.parts.append(result)
             self._counters.got(topic, topic, group, result)
 
@@ -269,10 +290,15 @@ class PopQueues:
         return entry is not None and self._reader.is_in_memory(entry.log_offset)
 
     def _read(
-        self, topic: str, queue_id: int, offset: int, count_max: int, wanted: PopFilter
+        self, topic: str, queue_id: int, offset: int, wanted: PopFilter, found: Found
     ) -> GetResult:
+        """Read as many messages as a pop has room for, at least one."""
+        count_max, bytes_max = found.count_max - found.count, max(1, BYTES_MAX - found.size)
+        tags, sql = wanted
         try:
-            return self._reader.get(topic, queue_id, offset, count_max, wanted.tags, wanted.sql)
+            return self._reader.get(
+                topic, queue_id, offset, count_max, tags, sql, bytes_max=bytes_max
+            )
         except StoreError as error:
             raise BrokerError("store getMessage return null", hint=str(error)) from error
 

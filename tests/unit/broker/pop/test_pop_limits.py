@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from skylark.broker.pop import pop_queues
 from skylark.broker.pop.acknowledge import BATCH_ENTRIES_MAX
 from skylark.broker.pop.in_flight import InFlightCounts
+from skylark.broker.pop.pop_queues import BYTES_MAX
 from skylark.store.commit_log import Draft
 from skylark.store.store_results import PutResult
 from skylark.wire.bodies.pop_body import BatchAck, BatchAckMessageRequestBody, encode_bit_set
@@ -232,3 +234,46 @@ async def test_a_pop_that_is_refused_after_it_has_waited(tmp_path: Path) -> None
         await client.world.clock.advance(15)
         answer = await waiting
         assert (answer.code, answer.ext) == (17, ZEROS)
+
+
+async def test_a_pop_of_large_messages_fits_into_a_frame(tmp_path: Path) -> None:
+    """Each queue gives one; together they would exceed what clients accept (16 MiB)."""
+    count, size = 6, 3_500_000
+    async with popping(tmp_path, count) as client:
+        writer = client.world.features.puts.writer
+        for queue_id in range(count):
+            assert writer.put(Draft("T", queue_id, bytes([queue_id]) * size)).status.stored
+        for queue_id in range(2):
+            assert writer.put(Draft("T", queue_id, b"small")).status.stored
+        peeked = await client.world.call(
+            RequestCode.PEEK_MESSAGE,
+            {"consumerGroup": "g", "topic": "T", "queueId": "-1", "maxMsgNums": "32"},
+        )
+        assert 0 < len(peeked.body or b"") <= BYTES_MAX
+        assert (peeked.ext or {})["restNum"] == str(count + 2)
+        found, left = [], count + 2
+        for _ in range(count):
+            answer = await client.answer()
+            assert len(answer.body or b"") <= BYTES_MAX
+            messages = client.popped(answer)
+            left -= len(messages)
+            assert (answer.code, (answer.ext or {})["restNum"]) == (0, str(left))
+            found += [(each.record.queue_id, each.body[:1]) for each in messages]
+            if not left:
+                break
+        large = [(queue_id, bytes([queue_id])) for queue_id in range(count)]
+        assert sorted(found) == sorted([*large, (0, b"s"), (1, b"s")])
+
+
+async def test_a_message_above_the_bound_of_a_pop_is_popped_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pop_queues, "BYTES_MAX", 1_000)
+    async with popping(tmp_path, 2) as client:
+        writer = client.world.features.puts.writer
+        for queue_id in range(2):
+            assert writer.put(Draft("T", queue_id, b"x" * 2_000)).status.stored
+        for rest in ("1", "0"):
+            answer = await client.answer()
+            assert len(client.popped(answer)) == 1
+            assert (answer.ext or {})["restNum"] == rest
