@@ -250,7 +250,8 @@ class PopConsumer(Startable):
     async def messages(self) -> AsyncGenerator[PoppedMessage, None]:
         """What ``async for`` over the consumer gives: messages, which are yours to acknowledge.
 
-        What was received and not handed out when the iteration ends is for the next receive.
+        Each has at least two thirds of its invisible time left. What was received and not handed
+        out when the iteration ends is for the next receive.
         """
         running = self._require_running()
         while self.state is ServiceState.RUNNING:

@@ -10,8 +10,14 @@ Where none has a message it waits at all of them for the first.
 messages after its receive has ended, because it was cancelled or because another broker was
 quicker. Such a request is *pending*: the next receive takes it over. The messages that it brings,
 and those that an iteration has not handed out yet, are *kept*: a receive that waits takes them at
-once, otherwise the next one. If none takes them for a third of the invisible time, and at the end
-of the consumer, they are given back, which counts no attempt.
+once, otherwise the next one. At the end of the consumer they are given back, which counts no
+attempt.
+
+**Messages are handed out fresh**, with at least two thirds of their invisible time left: the
+application is to have the time that it asked for. What is kept for longer than the other third, or
+what took so long to come here, is given back, and new messages are popped. An iteration whose
+application is so slow asks for fewer messages the next time, so that it does not hide messages from
+other consumers that it will not hand out.
 
 **The end.** A receive that waits ends with nothing. :mod:`~skylark.client.consumer.pop.pop_stop`
 ends the requests that still wait at brokers; then what is kept is given back.
@@ -28,7 +34,7 @@ from typing import Final, Generic
 from skylark.client.consumer.pop.pop_options import POLL_S, POP_BATCH_MAX
 from skylark.client.consumer.pop.pop_source import ANY_QUEUE, PopContext, PopSource
 from skylark.client.consumer.pop.pop_stop import end_waiting_pops
-from skylark.client.consumer.pop.popped_message import MakeMessage, MessageT
+from skylark.client.consumer.pop.popped_message import MakeMessage, MessageT, PoppedRecord
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.core.route_cache import Route, no_route
 from skylark.client.metrics import ConsumeMeter
@@ -46,10 +52,8 @@ QUICK_ANSWER_S: Final = 0.02
 GRACE_S: Final = 0.02
 #: How long a receive waits for the first answer, when it asks several brokers what they have now.
 ANSWER_S: Final = 1.0
-#: Part of the invisible time for which messages are kept for the next receive.
-_KEPT_PART: Final = 3
-#: A timer may fire a little early.
-_TIMER_EARLY_S: Final = 0.01
+#: Part of the invisible time after which messages are not handed out any more.
+_FRESH_PART: Final = 3
 
 
 class PopFetcher(Generic[MessageT]):
@@ -74,9 +78,11 @@ class PopFetcher(Generic[MessageT]):
         self._polls: dict[asyncio.Task[list[MessageT]], PopSource[MessageT]] = {}  # all requests
         self._pending: dict[PopSource[MessageT], deque[asyncio.Task[list[MessageT]]]] = {}
         self._kept: deque[MessageT] = deque()
-        self._taken_s = 0.0  # when kept messages were taken last
-        self._kept_s = context.invisible_ms / _KEPT_PART / 1000
         self._give_back_timer: TimerHandle | None = None
+        self._give_back_ms = 0  # when that timer fires
+        self._ahead = batch  # messages that an iteration asks for at once
+        self._ahead_taken = 0  # of these: what it has handed out,
+        self._ahead_ms = 0  # and when they came
         self._waiting: dict[asyncio.Future[None], None] = {}  # of receives, the oldest first
         self._fetches = 0  # receives that may hold messages
         self._closed = False  # nothing is handed out any more
@@ -115,9 +121,24 @@ class PopFetcher(Generic[MessageT]):
 
     async def receive_one(self, wait_s: float) -> list[MessageT]:
         """At most one message; the rest of what the brokers gave is kept, for the next call."""
-        found = self._take_kept(1) or await self.receive(self._batch, wait_s)
+        found = self._take_kept(1)
+        if found:
+            self._ahead_taken += 1
+            return found
+        self._raise_ahead()
+        found = await self.receive(self._ahead, wait_s)
+        self._ahead_taken, self._ahead_ms = len(found[:1]), self._clock.steady_ms()
         self.keep(found[1:])
         return found[:1]
+
+    def _raise_ahead(self) -> None:
+        """Let an iteration ask for more, if it would have handed out twice as many in time."""
+        took_ms = self._clock.steady_ms() - self._ahead_ms
+        if (
+            self._ahead_taken >= self._ahead
+            and 2 * took_ms * _FRESH_PART < self._context.invisible_ms
+        ):
+            self._ahead = min(2 * self._ahead, self._batch)
 
     async def _fetch(
         self, sources: Sequence[PopSource[MessageT]], count: int, deadline: float
@@ -132,6 +153,7 @@ class PopFetcher(Generic[MessageT]):
             if self._closed:
                 self.keep(found)
                 return []
+            found = self._only_fresh(found, self._clock.steady_ms())
         finally:
             self._fetches -= 1
             if self._fetches_ended is not None and not self._fetches:
@@ -356,14 +378,11 @@ class PopFetcher(Generic[MessageT]):
         if self._ended:
             self._context.give_back_soon(messages)
             return
-        if not self._kept:
-            self._taken_s = self._clock.monotonic()
         self._kept.extend(messages)
         if self._closed:
             return  # close() gives them back
         self._wake_waiting()
-        if self._give_back_timer is None:
-            self._give_back_timer = self._clock.call_later(self._kept_s, self._give_back_unused)
+        self._schedule_give_back()
 
     def _wake_waiting(self) -> None:
         """Let the receive that has waited longest take the kept messages."""
@@ -374,11 +393,12 @@ class PopFetcher(Generic[MessageT]):
 
     def _take_kept(self, count: int) -> list[MessageT]:
         found: list[MessageT] = []
+        old: list[MessageT] = []
+        now_ms = self._clock.steady_ms()
         while self._kept and len(found) < count:
             message = self._kept.popleft()
-            if not self._context.receipts.is_expired(message):
-                found.append(message)
-        self._taken_s = self._clock.monotonic()
+            (found if now_ms < _fresh_until_ms(message) else old).append(message)
+        self._give_back_kept(old)
         if self._kept:
             self._wake_waiting()  # the next one may have the rest
         elif self._give_back_timer is not None:
@@ -386,17 +406,39 @@ class PopFetcher(Generic[MessageT]):
             self._give_back_timer = None
         return found
 
-    def _give_back_unused(self) -> None:
-        """Give back what is kept, unless some of it was taken meanwhile: then later."""
+    def _only_fresh(self, found: list[MessageT], now_ms: int) -> list[MessageT]:
+        """The messages that may be handed out; the others are given back."""
+        old = [each for each in found if now_ms >= _fresh_until_ms(each)]
+        if not old:
+            return found
+        self._context.give_back_soon(old)
+        return [each for each in found if now_ms < _fresh_until_ms(each)]
+
+    def _schedule_give_back(self) -> None:
+        """Give kept messages back as soon as the first of them may not be handed out any more."""
+        if self._give_back_timer is not None:
+            self._give_back_timer.cancel()
+            self._give_back_timer = None
+        if self._kept:
+            self._give_back_ms = min(map(_fresh_until_ms, self._kept))
+            wait_s = max(0, self._give_back_ms - self._clock.steady_ms()) / 1000
+            self._give_back_timer = self._clock.call_later(wait_s, self._give_back_old)
+
+    def _give_back_old(self) -> None:
         self._give_back_timer = None
-        unused_s = self._clock.monotonic() - self._taken_s
-        if unused_s < self._kept_s - _TIMER_EARLY_S:
-            wait_s = self._kept_s - unused_s
-            self._give_back_timer = self._clock.call_later(wait_s, self._give_back_unused)
-            return
-        kept, self._kept = tuple(self._kept), deque()
-        if kept:
-            self._context.give_back_soon(kept)
+        # A timer may fire a fraction of a millisecond early.
+        now_ms = max(self._clock.steady_ms(), self._give_back_ms)
+        kept, self._kept = self._kept, deque()
+        old: list[MessageT] = []
+        for message in kept:
+            (self._kept if now_ms < _fresh_until_ms(message) else old).append(message)
+        self._give_back_kept(old)
+        self._schedule_give_back()
+
+    def _give_back_kept(self, old: Sequence[MessageT]) -> None:
+        if old:
+            self._context.give_back_soon(old)
+            self._ahead = max(1, min(self._ahead_taken, self._ahead))
 
     # ---- sources ---------------------------------------------------------------------------------
 
@@ -464,6 +506,12 @@ class PopFetcher(Generic[MessageT]):
         self._ended = True
         kept, self._kept = tuple(self._kept), deque()
         await self._context.receipts.give_back(kept)
+
+
+def _fresh_until_ms(message: PoppedRecord) -> int:
+    """When less than two thirds of the invisible time are left."""
+    receipt = message.receipt
+    return receipt.visible_at_ms - receipt.invisible_ms + receipt.invisible_ms // _FRESH_PART
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

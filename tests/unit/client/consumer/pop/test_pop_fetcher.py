@@ -90,15 +90,72 @@ async def test_several_iterations_share_a_batch(tmp_path: Path) -> None:
         assert sorted(each.result().body for each in nexts) == [b"a", b"b"]
 
 
-async def test_a_slow_iteration_keeps_its_batch_and_an_idle_one_does_not(tmp_path: Path) -> None:
+async def test_an_iteration_hands_out_nothing_that_has_waited_long(tmp_path: Path) -> None:
+    for pace_s in (1, 4, 8, 11, 25):
+        async with pop_world(tmp_path / str(pace_s)) as w:
+            consumer = w.pop_consumer(invisible=30)
+            await w.start(consumer)
+            w.server.put(*(b"%d" % n for n in range(40)))
+            messages = consumer.messages()
+            for _ in range(12):
+                message = await w.finish(anext(messages))
+                left_ms = message.receipt.visible_at_ms - w.clock.steady_ms()
+                assert left_ms >= 20_000
+                assert message.attempt == 1
+                await w.finish(message.ack())
+                await w.clock.advance(seconds=pace_s)
+            assert len(w.server.acked) == 12
+            assert {ext["suspend"] for ext in w.server.ext_of(CHANGE)} <= {"true"}
+
+
+async def test_what_a_slow_iteration_keeps_is_given_back_in_time(tmp_path: Path) -> None:
     async with pop_world(tmp_path) as w:
         consumer = w.pop_consumer(invisible=30)
         await w.start(consumer)
         w.server.put(*(b"%d" % n for n in range(5)))
         messages = consumer.messages()
-        for _ in range(3):
-            await w.finish(anext(messages))
-            await w.clock.advance(seconds=8)
+        await w.finish(anext(messages))
+        await w.clock.advance(seconds=6)
+        await w.finish(anext(messages))
         assert not w.server.of(CHANGE)
-        await w.clock.advance(seconds=3)
-        assert len(w.server.of(CHANGE)) == 2
+        await w.clock.advance(seconds=4.5)  # a third of the invisible time is over
+        assert [(ext["invisibleTime"], ext["suspend"]) for ext in w.server.ext_of(CHANGE)] == [
+            ("1000", "true")
+        ] * 3
+
+
+async def test_a_slow_iteration_asks_for_fewer_messages(tmp_path: Path) -> None:
+    async with pop_world(tmp_path) as w:
+        consumer = w.pop_consumer(invisible=30)
+        await w.start(consumer)
+        w.server.put(*(b"%d" % n for n in range(200)))
+        messages = consumer.messages()
+        for _ in range(6):
+            message = await w.finish(anext(messages))
+            await w.finish(message.ack())
+            await w.clock.advance(seconds=11)
+        # The first batch was far too large for this pace; the next ones are not.
+        assert len(w.server.of(CHANGE)) <= 40
+        for _ in range(100):  # a quick one is not slowed down for long
+            message = await w.finish(anext(messages))
+            await w.finish(message.ack())
+        assert w.server.ext_of(POP)[-1]["maxMsgNums"] == "32"
+
+
+async def test_a_blocked_loop_hands_out_nothing_that_has_waited_long(tmp_path: Path) -> None:
+    async with pop_world(tmp_path) as w:
+        consumer = w.pop_consumer(invisible=30)
+        await w.start(consumer)
+        w.server.put(b"early")
+        first = (await w.finish(consumer.receive()))[0]  # the clocks are known from now on
+        await w.finish(first.ack())
+        receiving = asyncio.ensure_future(consumer.receive(wait=15))
+        await w.clock.advance(seconds=13)
+        w.server.clock_ahead_ms = -12_000  # as if the response had waited here for so long
+        w.server.put(b"a")
+        await w.clock.drain()
+        w.server.clock_ahead_ms = 0
+        (message,) = await w.finish(receiving)
+        assert message.receipt.visible_at_ms - w.clock.steady_ms() >= 20_000
+        assert message.attempt == 1
+        assert len(w.server.of(CHANGE)) == 1
