@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from skylark.client.consumer.pop.pop_options import init_mode
 from skylark.client.consumer.pop.pop_queue import PopLoop, PopQueue, PopTerms
 from skylark.client.consumer.pop.pop_receipts import PopReceipts
-from skylark.client.consumer.pop.pop_renewal import PopRenewal
 from skylark.client.consumer.pop.pop_runner import PopRunner
 from skylark.client.consumer.pop.pop_source import PopContext
 from skylark.client.consumer.pop.pop_stop import end_waiting_pops
@@ -58,8 +57,8 @@ class PopLoops:
             reconsume_times_max=settings.reconsume_times_max(is_orderly=False),
             filters=hook_methods(setup.hooks, "filter_messages"),
         )
-        renewal = PopRenewal(context, settings.renew_limit_ms if settings.renew else 0)
-        self.runner = PopRunner(runner, context, renewal)
+        limit_ms = settings.renew_limit_ms if settings.renew else 0
+        self.runner = PopRunner(runner, context, limit_ms)
         self._terms = PopTerms(
             context=context,
             batch=settings.pop_batch_nums,
@@ -69,6 +68,7 @@ class PopLoops:
             is_paused=is_paused,
             subscription=lambda topic: setup.subscriptions().get(topic),
             submit=self.runner.submit,
+            room=self.runner.room,
         )
 
     # ---- from the control loop -------------------------------------------------------------------

@@ -3,8 +3,9 @@
 A push consumer in pop mode gets one assignment for each broker of a topic (or, with
 ``popShareQueueNum``, for some queues). :class:`PopLoop` pops there again and again: one request is
 always at the broker, which holds it until a message arrives, unless more than
-``pop_threshold_for_queue`` messages are not settled here. After an error it waits and goes on;
-only rebalancing ends it.
+``pop_threshold_for_queue`` messages are not settled here, or handlers are slow and none is free
+(:mod:`~skylark.client.consumer.pop.pop_pace`). After an error it waits and goes on; only
+rebalancing ends it.
 
 When the consumer stops, or the assignment is taken away, a loop pops no more; what its last
 request brings is given back. Counterpart of Java's ``PopProcessQueue`` and of ``popMessage`` of
@@ -91,6 +92,7 @@ class PopTerms(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     is_paused: Callable[[], bool]
     subscription: Callable[[str], Subscription | None]
     submit: Callable[[PopQueue, list[PoppedRecord]], None]
+    room: Callable[[str], int]  #: messages of a topic that handlers would begin in time
 
 
 class PopLoop:
@@ -130,11 +132,15 @@ class PopLoop:
         if terms.is_paused():
             return PAUSED_S
         if pop_queue.wait_ack > terms.threshold:
-            drained = pop_queue.drained(terms.threshold // 2)
-            with contextlib.suppress(TimeoutError):
-                await self._clock.wait_for(drained.wait(), FULL_S)
-            return 0.0
-        return None
+            level = terms.threshold // 2
+        elif terms.room(pop_queue.queue.topic) <= 0:
+            level = pop_queue.wait_ack - 1
+        else:
+            return None
+        drained = pop_queue.drained(level)
+        with contextlib.suppress(TimeoutError):
+            await self._clock.wait_for(drained.wait(), FULL_S)
+        return 0.0
 
     async def _round(self) -> float:
         """Pop once; returns how long to wait before the next."""
@@ -148,7 +154,8 @@ class PopLoop:
                 terms.context, pop_queue.queue, subscription, make_message
             )
         started_ms = self._clock.steady_ms()
-        found = await source.pop(terms.batch, POLL_S)
+        count = max(1, min(terms.batch, terms.room(pop_queue.queue.topic)))
+        found = await source.pop(count, POLL_S)
         now_ms = self._clock.steady_ms()
         self._failures = 0
         pop_queue.last_pop_ms = now_ms
@@ -166,8 +173,14 @@ class PopLoop:
         if not self._may_pop():
             terms.context.give_back_soon(found)
             return 0.0
-        counters.pulled += len(found)
-        terms.submit(pop_queue, found)
+        # Handlers may have become slow, or other loops may have popped, while the pop was held.
+        room = max(0, terms.room(pop_queue.queue.topic))
+        if len(found) > room:
+            terms.context.give_back_soon(found[room:])
+            del found[room:]
+        if found:
+            counters.pulled += len(found)
+            terms.submit(pop_queue, found)
         return 0.0
 
     def _delay_after(self, error: SkylarkError) -> float:

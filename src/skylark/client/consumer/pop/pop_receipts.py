@@ -284,8 +284,12 @@ class PopReceipts:
         unhandled = [each for each in messages if not each.is_settled]
         for message in unhandled:
             message.is_settled = True
-        for start in range(0, len(unhandled), SINGLE_ACKS_MAX):
-            some = unhandled[start : start + SINGLE_ACKS_MAX]
+        await self.give_back_settled(unhandled)
+
+    async def give_back_settled(self, messages: Sequence[PoppedRecord]) -> None:
+        """As :meth:`give_back`, for messages that the caller has marked as settled."""
+        for start in range(0, len(messages), SINGLE_ACKS_MAX):
+            some = messages[start : start + SINGLE_ACKS_MAX]
             await asyncio.gather(*map(self._give_back_one, some))
 
     async def _give_back_one(self, message: PoppedRecord) -> None:

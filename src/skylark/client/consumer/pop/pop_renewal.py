@@ -1,9 +1,12 @@
-"""Renews the invisible time of popped messages while their handlers run, or wait to run.
+"""Renews the invisible time of popped messages while their handlers run.
 
-When half of the invisible time has passed, the messages of a pop that are not settled are hidden
-for the whole time again, and so on, until an hour (``renew_limit``) after the pop. Then the
-broker delivers them again, as it does for a consumer that has died. A message whose renewal the
-broker refuses is *lost* here: the result of its handler does not count.
+When half of the invisible time has passed, the messages of a pop whose handlers run are hidden for
+the whole time again, and so on, until an hour (``renew_limit``) after the pop. Then the broker
+delivers them again, as it does for a consumer that has died. A message whose renewal the broker
+refuses is *lost* here: the result of its handler does not count.
+
+Messages whose handlers have not begun by then are given back, also without renewal: another
+consumer may have a handler that is free.
 
 Messages of one pop wait together, in one entry of a heap with one timer: handlers that are quick
 cost nothing. Without a response, or if the broker is busy, the renewal is repeated until the
@@ -15,10 +18,13 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from skylark.client.consumer.pop.pop_receipts import SINGLE_ACKS_MAX
+import msgspec
+
+from skylark.client.consumer.pop.pop_queue import PopQueue
+from skylark.client.consumer.pop.pop_receipts import SINGLE_ACKS_MAX, wait_for_change
 from skylark.client.consumer.pop.pop_source import PopContext
 from skylark.client.consumer.pop.popped_message import PoppedRecord
 from skylark.client.errors import ReceiptExpiredError
@@ -31,33 +37,55 @@ logger = logging.getLogger(__name__)
 REPEAT_MS: Final = 1_000
 
 
+class _Watched(msgspec.Struct, frozen=True, eq=False):
+    """Messages of one pop."""
+
+    pop_queue: PopQueue
+    popped_ms: int
+    messages: Sequence[PoppedRecord]
+
+
 class PopRenewal:
     """The messages of one consumer whose invisible time is renewed."""
 
-    def __init__(self, context: PopContext, limit_ms: int) -> None:
-        """``limit_ms``: how long after its pop a message is renewed; 0: not at all."""
+    def __init__(
+        self,
+        context: PopContext,
+        limit_ms: int,
+        give_back: Callable[[PopQueue, Sequence[PoppedRecord]], Sequence[PoppedRecord]],
+    ) -> None:
+        """``limit_ms``: how long after its pop a message is renewed; 0: not at all.
+
+        ``give_back`` gives back those messages whose handler has not begun, and returns the others.
+        """
         self._context = context
+        self._give_back = give_back
         self._clock = context.link.clock
         self._limit_ms = limit_ms
         self._period_ms = max(1, context.invisible_ms // 2)
-        # due, number of the entry (which orders equal times), time of the pop, messages
-        self._heap: list[tuple[int, int, int, Sequence[PoppedRecord]]] = []
+        # due, number of the entry (which orders equal times), messages
+        self._heap: list[tuple[int, int, _Watched]] = []
         self._count = 0
         self._timer: TimerHandle | None = None
         self._timer_ms = 0
         self.renewed = 0  #: renewals that brokers accepted
 
-    def watch(self, messages: Sequence[PoppedRecord]) -> None:
-        """Renew popped messages until they are settled."""
-        if self._limit_ms:
-            now_ms = self._clock.steady_ms()
-            receipt = messages[0].receipt
-            popped_ms = receipt.visible_at_ms - receipt.invisible_ms
-            self._add(min(popped_ms, now_ms) + self._period_ms, popped_ms, messages)
+    @property
+    def patience_ms(self) -> int:
+        """How long a message may wait for its handler."""
+        return self._period_ms
 
-    def _add(self, due_ms: int, popped_ms: int, messages: Sequence[PoppedRecord]) -> None:
+    def watch(self, pop_queue: PopQueue, messages: Sequence[PoppedRecord]) -> None:
+        """Renew popped messages until they are settled."""
+        now_ms = self._clock.steady_ms()
+        receipt = messages[0].receipt
+        popped_ms = receipt.visible_at_ms - receipt.invisible_ms
+        due_ms = min(popped_ms, now_ms) + self._period_ms
+        self._add(due_ms, _Watched(pop_queue, popped_ms, messages))
+
+    def _add(self, due_ms: int, watched: _Watched) -> None:
         self._count += 1
-        heapq.heappush(self._heap, (due_ms, self._count, popped_ms, messages))
+        heapq.heappush(self._heap, (due_ms, self._count, watched))
         if self._timer is None or due_ms < self._timer_ms:
             self._schedule()
 
@@ -75,11 +103,15 @@ class PopRenewal:
         # A timer may fire a fraction of a millisecond early.
         now_ms = max(self._clock.steady_ms(), self._timer_ms)
         while self._heap and self._heap[0][0] <= now_ms:
-            _, _, popped_ms, messages = heapq.heappop(self._heap)
-            held = [each for each in messages if not each.is_settled]
-            if held and now_ms - popped_ms < self._limit_ms:
-                self._context.spawn(self._renew(popped_ms, held))
-            elif held:
+            _, _, watched = heapq.heappop(self._heap)
+            held: Sequence[PoppedRecord] = [
+                each for each in watched.messages if not each.is_settled
+            ]
+            if held:
+                held = self._give_back(watched.pop_queue, held)
+            if held and now_ms - watched.popped_ms < self._limit_ms:
+                self._context.spawn(self._renew(watched, held))
+            elif held and self._limit_ms:
                 logger.warning(
                     "handlers of %d messages take longer than renew_limit, the first is %s:"
                     " they are delivered again",
@@ -88,7 +120,7 @@ class PopRenewal:
                 )
         self._schedule()
 
-    async def _renew(self, popped_ms: int, messages: Sequence[PoppedRecord]) -> None:
+    async def _renew(self, watched: _Watched, messages: Sequence[PoppedRecord]) -> None:
         again: list[PoppedRecord] = []
         held: list[PoppedRecord] = []
         for start in range(0, len(messages), SINGLE_ACKS_MAX):
@@ -101,13 +133,15 @@ class PopRenewal:
                 elif is_renewed:
                     held.append(message)
         now_ms = self._clock.steady_ms()
-        if held:
-            self._add(now_ms + self._period_ms, popped_ms, held)
-        if again:
-            self._add(now_ms + REPEAT_MS, popped_ms, again)
+        for wait_ms, some in ((self._period_ms, held), (REPEAT_MS, again)):
+            if some:
+                self._add(now_ms + wait_ms, msgspec.structs.replace(watched, messages=some))
 
     async def _renew_one(self, message: PoppedRecord) -> bool | None:
         """Renew a message; False if it is lost, None to try again."""
+        await wait_for_change(message)
+        if message.is_settled:  # meanwhile
+            return False
         try:
             await self._context.receipts.change(message, self._context.invisible_ms)
         except ReceiptExpiredError:

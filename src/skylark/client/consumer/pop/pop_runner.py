@@ -12,6 +12,8 @@ raises any other error       as RetryLater; the error is logged
 has failed too often         it becomes a dead letter: it is sent back (36) and acknowledged
 takes long                   its invisible time is renewed, see
                              :mod:`~skylark.client.consumer.pop.pop_renewal`
+is not called in time        after half of the invisible time the message is given back, without
+                             counting an attempt, and fewer are popped
 is too late                  the result is dropped and counted (``stats.late``): the broker
                              delivers the message again
 does not run any more        at the end of the consumer: the message is given back, without counting
@@ -27,12 +29,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import msgspec
 
-from skylark.client.consumer.pop.pop_options import retry_delay_ms
+from skylark.client.consumer.pop.pop_options import POP_BATCH_MAX, retry_delay_ms
+from skylark.client.consumer.pop.pop_pace import PopPace
 from skylark.client.consumer.pop.pop_queue import PopQueue
 from skylark.client.consumer.pop.pop_receipts import wait_for_change
 from skylark.client.consumer.pop.pop_renewal import PopRenewal
@@ -58,11 +62,14 @@ logger = logging.getLogger(__name__)
 class PopRunner:
     """Runs handlers for all assignments of one consumer; shares the pools of its other runner."""
 
-    def __init__(self, runner: Runner, context: PopContext, renewal: PopRenewal) -> None:
+    def __init__(self, runner: Runner, context: PopContext, renew_limit_ms: int) -> None:
+        """``renew_limit_ms``: how long after its pop a message is renewed; 0: not at all."""
         self.runner = runner
         self.setup = runner.services.setup
         self._context = context
-        self._renewal = renewal
+        self._renewal = PopRenewal(context, renew_limit_ms, self._give_back_waiting)
+        self.pace = PopPace(self.setup.settings.concurrency, self._renewal.patience_ms)
+        self._claims = threading.Lock()  # a handler begins, or its messages are given back
         self.now_ms = runner.services.clock.steady_ms
         self._loop = asyncio.get_running_loop()
         self._accepted: list[PoppedRecord] = []
@@ -72,11 +79,7 @@ class PopRunner:
     def submit(self, pop_queue: PopQueue, messages: list[PoppedRecord]) -> None:
         """Call handlers with popped messages of one topic."""
         pop_queue.wait_ack += len(messages)
-        self._renewal.watch(messages)
-        # In a later turn, so that the next pop is sent before handlers run.
-        self._loop.call_soon(self._hand_out, pop_queue, messages)
-
-    def _hand_out(self, pop_queue: PopQueue, messages: Sequence[PoppedRecord]) -> None:
+        self._renewal.watch(pop_queue, messages)
         binding = self.setup.bindings.get(messages[0].topic)
         if binding is None:
             logger.warning("no handler for topic %s: it is given back", messages[0].topic)
@@ -85,7 +88,23 @@ class PopRunner:
         jobs: list[Job] = [
             PopJob(self, pop_queue, binding, batch) for batch in batches(messages, binding.batch)
         ]
-        self.runner.pools.submit(binding, jobs)
+        self.pace.submitted(binding, len(jobs))
+        # In a later turn, so that the next pop is sent before handlers run.
+        self._loop.call_soon(self.runner.pools.submit, binding, jobs)
+
+    def room(self, topic: str) -> int:
+        """How many messages more of a topic, as brokers know it, may be popped now."""
+        binding = self.setup.bindings.get(self._context.namespace.unwrap(topic))
+        return POP_BATCH_MAX if binding is None else self.pace.room(binding)
+
+    def claim(self, messages: Sequence[PoppedRecord]) -> bool:
+        """A handler begins with the messages; False if they were given back. From any thread."""
+        with self._claims:
+            if any(each.is_settled for each in messages):
+                return False
+            for message in messages:
+                message.is_begun = True
+        return True
 
     # ---- results ---------------------------------------------------------------------------------
 
@@ -102,7 +121,7 @@ class PopRunner:
             self._drop(messages, len(messages) - len(in_time))
         if not self._accepted and in_time:
             self._loop.call_soon(self._ack_accepted)
-        for message in in_time:
+        for message in messages:
             message.is_settled = True
         self._accepted += in_time
 
@@ -140,7 +159,7 @@ class PopRunner:
         in_time = [each for each in messages if not self.is_late(each, now_ms)]
         if len(in_time) < len(messages):
             self._drop(messages, len(messages) - len(in_time))
-        for message in in_time:
+        for message in messages:
             message.is_settled = True
         await asyncio.gather(*(self._fail_one(each, outcome) for each in in_time))
 
@@ -165,20 +184,49 @@ class PopRunner:
     # ---- messages whose handler is not called ----------------------------------------------------
 
     def leave(self, pop_queue: PopQueue, messages: Sequence[PoppedRecord]) -> None:
-        """The handler is not called: give the messages back, all of this turn together."""
-        pop_queue.settled(len(messages))
+        """The handler is not called: give the messages back, if that has not happened yet."""
+        messages = [each for each in messages if not each.is_settled]
+        if not messages:
+            return
         now_ms = self.now_ms()
         in_time = [each for each in messages if not self.is_late(each, now_ms)]
         if len(in_time) < len(messages):
             self._drop(messages, len(messages) - len(in_time))
-        if in_time and not self._left:
+        for message in messages:
+            message.is_settled = True
+        pop_queue.settled(len(messages))
+        self._give_back_soon(in_time)
+
+    def _give_back_waiting(
+        self, pop_queue: PopQueue, messages: Sequence[PoppedRecord]
+    ) -> Sequence[PoppedRecord]:
+        """Give back messages that still wait for their handler; returns the others."""
+        with self._claims:
+            waiting = [each for each in messages if not each.is_begun]
+            if not waiting:
+                return messages
+            for message in waiting:
+                message.is_settled = True
+        logger.info(
+            "%d messages of %s have waited long for a handler: they are given back",
+            len(waiting),
+            pop_queue.queue,
+        )
+        self.pace.gave_back()
+        pop_queue.settled(len(waiting))
+        self._give_back_soon(waiting)
+        return [each for each in messages if each.is_begun]
+
+    def _give_back_soon(self, messages: Sequence[PoppedRecord]) -> None:
+        """Give settled messages back, all of this turn together."""
+        if messages and not self._left:
             self._loop.call_soon(self._give_back_left)
-        self._left += in_time
+        self._left += messages
 
     def _give_back_left(self) -> None:
         left, self._left = self._left, []
         if left:
-            self._settle(self._context.receipts.give_back(left))
+            self._settle(self._context.receipts.give_back_settled(left))
 
     def _settle(self, work: Coroutine[Any, Any, None]) -> None:
         if self._context.tasks.closed:
@@ -213,6 +261,8 @@ class PopJob(msgspec.Struct, eq=False):
         now_ms = self.started_ms = runner.now_ms()
         if self.pop_queue.dropped or any(runner.is_late(each, now_ms) for each in self.batch):
             return False
+        if not runner.claim(self.batch):
+            return False
         hooks = runner.runner.hooks
         if hooks.any:
             self.context = hooks.before(self.pop_queue.queue, self.batch)
@@ -228,6 +278,7 @@ class PopJob(msgspec.Struct, eq=False):
         runner, pop_queue, batch = self.runner, self.pop_queue, self.batch
         now_ms = runner.now_ms()
         took_ms = now_ms - self.started_ms
+        runner.pace.ended(self.binding, took_ms)
         pop_queue.counters.consume_ms += took_ms
         is_index = type(result) is int and self.binding.batch > 1
         if result is not None and not is_index:
@@ -249,6 +300,7 @@ class PopJob(msgspec.Struct, eq=False):
         return runner.fail(pop_queue, batch[accepted:], outcome)
 
     def discard(self) -> None:
+        self.runner.pace.discarded(self.binding)
         self.runner.leave(self.pop_queue, self.batch)
 
 

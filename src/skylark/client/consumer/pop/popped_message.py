@@ -79,7 +79,8 @@ class PopReceipt(msgspec.Struct, frozen=True, eq=False, gc=False):
 class PoppedRecord(MessageExt):
     """A received message with its receipt; base of what both interfaces hand out."""
 
-    __slots__ = ("_changing", "_owner", "is_given_back", "is_lost", "is_settled", "receipt")
+    __slots__ = ("_changing", "_owner", "is_begun", "is_given_back", "is_lost", "is_settled",
+                 "receipt")  # fmt: skip
 
     def __init__(
         self,
@@ -98,6 +99,7 @@ class PoppedRecord(MessageExt):
         #: Acknowledged or given back here; brokers may not know it yet.
         self.is_settled = False
         self.is_given_back = False  #: settled by giving it back
+        self.is_begun = False  #: a handler of a push consumer has got it
         self.is_lost = False  #: the broker has refused to hide it for longer
         self._changing: Awaitable[None] | None = None  # a change of the invisible time
 
