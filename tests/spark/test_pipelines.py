@@ -182,6 +182,21 @@ def test_a_reset_of_a_query_with_state(site: Site, tmp_path: Path) -> None:
     assert site.bodies(counts) == {b"a": 2, b"b": 2, b"c": 2}
 
 
+def test_a_reset_of_an_exactly_once_pipeline(site: Site, tmp_path: Path) -> None:
+    """The new query id is unknown to the sink, which wants batch 0 of it first."""
+    topic, copies = site.topic("ResetOnce", 1), site.topic("Copies", 1)
+    options = {"topic": copies, "delivery": "exactly-once"}
+    sink = {"format": "rocketmq", "options": options}
+    file = site.file(tmp_path, pipeline(topic, sink, sql="SELECT body FROM input"))
+    for body in (b"a", b"b"):
+        site.send(topic, [body])
+        assert done("run", file, "--available-now")[0]["rows"] == 1
+    done("reset", file, "--to", "earliest", "--yes")
+    for rows in (2, 0):
+        assert done("run", file, "--available-now")[0]["rows"] == rows
+    assert site.bodies(copies) == {b"a": 2, b"b": 2}
+
+
 # ---- functions, failures and stops ---------------------------------------------------------------
 
 MODULE = """

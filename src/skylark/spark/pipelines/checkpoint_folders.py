@@ -20,9 +20,10 @@ written before the batch runs) and one that marks it as done (``commits/<n>``)::
 
 :func:`write_checkpoint` makes a folder with a batch that was planned and read no row: it ends where
 reading shall start. Batch numbers continue from the old folder, because file sinks keep a log of
-them beside the data (see :mod:`skylark.spark.pipelines.pipeline_start`). Only queries with state
-start again with batch 0: their state has batch numbers as well. The query gets a new id, so that
-exactly-once sinks do not take its batches for those of the old query.
+them beside the data (see :mod:`skylark.spark.pipelines.pipeline_start`). Two kinds of queries
+start again with batch 0: those with state, because it has batch numbers as well, and those that
+write to a topic. The query gets a new id, so that exactly-once sinks do not take its batches for
+those of the old query, and for a new id such a sink wants batch 0 first.
 
 Folders on other file systems are accessible to Spark alone: there number 0 is used, and nothing is
 known about its content. This module needs no Spark.

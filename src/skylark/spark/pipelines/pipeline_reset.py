@@ -117,7 +117,14 @@ def plan_reset(document: PipelineFile, pipeline: Pipeline, position: Position) -
 
 
 def _next_number(document: PipelineFile, pipeline: Pipeline, old: Checkpoint | None) -> int:
-    """Number of the first batch: it continues the log of a file sink; state starts with 0."""
+    """Number of the first batch after the reset; raises ConfigError.
+
+    It continues the log of a file sink. Queries with state start with 0, and so do those that
+    write to a topic: the new folder has a new query id, and an exactly-once sink refuses an id
+    whose first batch is not batch 0, because nothing says what became of those before.
+    """
+    if pipeline.sink.topic_options is not None:
+        return 0
     last = None if old is None else old.last
     number = 0 if last is None else last.number + 1
     if (folder := sink_folder(pipeline, document)) is not None:
