@@ -432,7 +432,9 @@ def test_bad_records_and_violations(site: Site, tmp_path: Path) -> None:
     }  # fmt: skip
     assert any("offset 3)" in each["BAD_RECORD_PLACE"] for each in properties)
 
-    failing = site.file(tmp_path, {**one, "name": "q", "on_violation": "fail"})
+    failing = site.file(
+        tmp_path, {**one, "name": "q", "on_violation": "fail", "on_failure": "restart"}
+    )
     result = skylark("pipeline", "run", failing, "--available-now")
     assert result.exit_code == 1
     assert "pipeline q expects amount > 0, found -1" in result.stderr

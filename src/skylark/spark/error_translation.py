@@ -41,6 +41,7 @@ from skylark.spark.errors import (
     RefusedError,
     WorkerStartError,
     find_error,
+    find_violation,
     full_text,
 )
 from skylark.spark.outages import OutageError
@@ -58,6 +59,7 @@ _MEMORY_HINT: Final = (
     "unset spark.executor.pyspark.memory, which limits each worker, or raise it; fewer cores per"
     " executor leave more for each"
 )
+_VIOLATION_HINT: Final = "mend the row or the expectation; on_violation: drop goes on without it"
 _TAIL: Final = re.compile(r"\s*SQLSTATE: \w+.*$")
 _KINDS: Final[dict[str, type[SkylarkError]]] = {
     kind.__name__: kind
@@ -115,6 +117,8 @@ def condition_of(error: BaseException) -> str:
 def translate_error(error: BaseException) -> SkylarkError:
     """The error of ours inside a Spark exception, or a new one with Spark's first line."""
     text = full_text(error)
+    if violation := find_violation(text):
+        return RefusedError(violation, hint=_VIOLATION_HINT)
     if found := find_error(text):
         return _KINDS.get(found[0], ClientError)(found[1])
     if (raised := _raised_in_task(text)) is not None:

@@ -31,6 +31,13 @@ class RefusedError(ClientError):
     """
 
 
+#: What ``on_violation: fail`` raises inside Spark: Spark's mark, and :func:`violation_text`.
+_VIOLATION: Final = re.compile(
+    r"\[USER_RAISED_EXCEPTION\] (pipeline \S+ expects .+?, found .*?)(?:\s+SQLSTATE: |\n\tat |\Z)",
+    re.DOTALL,
+)
+
+
 class WorkerStartError(ClientError):
     """A Python worker of Spark has not started in time: the machine is busy. A retry may succeed.
 
@@ -100,6 +107,17 @@ def queues_withdrawn(queues: Collection[MessageQueue], *, is_planned: bool = Fal
     if not is_planned:
         hint += "; failOnDataLoss=false continues with the others"
     return ClientError(f"readQueueNums was lowered before everything was read: {names}", hint=hint)
+
+
+def violation_text(pipeline: str, column: str, condition: str) -> str:
+    """The error for a row that violates an expectation, up to the value that was found."""
+    return f"pipeline {pipeline} expects {column} {condition}, found "
+
+
+def find_violation(text: str) -> str | None:
+    """The message about a violated expectation in the text of an exception of Spark."""
+    found = _VIOLATION.search(text)
+    return found and found[1].strip()
 
 
 def find_cause(error: BaseException | str) -> str | None:

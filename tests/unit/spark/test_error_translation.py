@@ -296,3 +296,13 @@ def test_what_only_an_operator_can_mend_is_refused(error: SkylarkError) -> None:
     found = translate_error(PySparkException(f"x\n{kind.__module__}.{kind.__name__}: {error}\n"))
     assert type(found) is RefusedError
     assert found.message == str(error)
+
+
+@pytest.mark.parametrize("end", ["", " SQLSTATE: P0001", "\n\tat org.apache.spark.A.b(A.scala:1)"])
+def test_a_violated_expectation_is_refused(end: str) -> None:
+    text = "pipeline p expects `amount` > 0, found -1"
+    raised = f"org.apache.spark.SparkRuntimeException: [USER_RAISED_EXCEPTION] {text}{end}"
+    found = translate_error(Failed(WRITING, f"{STACK}Caused by: {raised}"))
+    assert (type(found), getattr(found, "message", "")) == (RefusedError, text)
+    other = raised.replace("pipeline p expects", "row of")  # raise_error() in the user's query
+    assert type(translate_error(Failed(WRITING, f"{STACK}Caused by: {other}"))) is ClientError

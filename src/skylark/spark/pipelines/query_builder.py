@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 from skylark.core.errors import ConfigError
 from skylark.core.strict_yaml import nearest
 from skylark.spark.error_translation import translate_pipeline_errors
+from skylark.spark.errors import violation_text
 from skylark.spark.jobs.job_runner import with_trigger
 from skylark.spark.lag_listener import EXPECT_METRIC
 from skylark.spark.pipelines.checkpoint_folders import local_path
@@ -108,7 +109,7 @@ def check_expectations(pipeline: Pipeline, frame: DataFrame) -> DataFrame:
         if pipeline.on_violation == "drop":
             frame = frame.where(check)
             continue
-        text = f"pipeline {pipeline.name} expects {column} {pipeline.expect[column]}, found "
+        text = violation_text(pipeline.name, column, pipeline.expect[column])
         found = F.coalesce(F.col(f"`{column}`").cast("string"), F.lit("null"))
         failure = F.raise_error(F.concat(F.lit(text), found)).cast("boolean")
         frame = frame.where(F.when(check, F.lit(True)).otherwise(failure))

@@ -23,6 +23,11 @@ BURST = PySparkException("Traceback (most recent call last):\n  File x\nRuntimeE
 SLOW = PySparkException("Python worker failed to connect back.")
 WRONG = PySparkException("skylark.core.errors.ConfigError: a mistake")
 LOST = PySparkException("skylark.spark.errors.DataLossError: 3 messages are gone")
+VIOLATED = PySparkException(
+    "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted due to stage failure:"
+    " Lost task 0.0 in stage 0.0: org.apache.spark.SparkRuntimeException: [USER_RAISED_EXCEPTION]"
+    " pipeline bad expects amount > 0, found -1 SQLSTATE: P0001\n\tat org.apache.A.b(A.java:1)"
+)
 
 
 class Query:
@@ -61,7 +66,7 @@ class World:
         self.rows = 0
         self.starts: list[str] = []
         self.on_start: Callable[[str], None] = lambda _: None
-        monkeypatch.setattr(pipeline_runner, "build", lambda *_: None)
+        monkeypatch.setattr(pipeline_runner, "build", lambda *_, **__: None)
         monkeypatch.setattr(pipeline_runner, "start_query", self._start)
         monkeypatch.setattr(pipeline_runner, "POLL_S", 0.01)
         monkeypatch.setattr(job_runner, "POLL_S", 0.01)
@@ -166,7 +171,7 @@ def test_a_python_worker_that_does_not_start_in_time(world: World) -> None:
     assert "a Python worker of Spark did not start in time" in str(found.problem)
 
 
-@pytest.mark.parametrize("failure", [WRONG, LOST])
+@pytest.mark.parametrize("failure", [WRONG, LOST, VIOLATED])
 def test_what_a_restart_does_not_mend(world: World, failure: Exception) -> None:
     world.failures["bad"] = [failure]
     found = world.run(world.file(bad="on_failure: restart", good=""), now=True)
