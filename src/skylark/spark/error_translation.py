@@ -24,6 +24,7 @@ from typing import Final
 from pyspark.errors import AnalysisException, PySparkException
 
 from skylark.admin.errors import NoBrokerError, NotFoundError
+from skylark.client.decode.schema_registry import RegistryUnavailableError
 from skylark.core.errors import (
     ClientError,
     ConfigError,
@@ -74,6 +75,7 @@ _KINDS: Final[dict[str, type[SkylarkError]]] = {
         NoRouteError,
         NotFoundError,
         OutageError,
+        RegistryUnavailableError,
         RequestTimeoutError,
         TopicNotExistError,
     )

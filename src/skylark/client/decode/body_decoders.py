@@ -20,7 +20,9 @@ With a ``registry`` the bodies of ``avro``, ``protobuf`` and ``json`` begin with
 schema, as Confluent's serializers write it (:mod:`skylark.client.decode.schema_registry`).
 
 A decoder is used by one thread at a time. It never raises anything but :class:`DecodeError` for a
-body, however broken.
+body, however broken. With a registry it also raises
+:class:`~skylark.client.decode.schema_registry.RegistryUnavailableError`, which says nothing about
+the body: the same one can be decoded later.
 """
 
 from __future__ import annotations
@@ -54,11 +56,13 @@ def make_decoder(
     schema: bytes | None = None,
     message: str | None = None,
     registry: str | None = None,
+    kind: Any = Any,
 ) -> Decoder:
     """The decoder of a format; raises ConfigError for a wrong name, schema or combination.
 
     ``schema`` is the content of a schema file, ``message`` the name of a Protobuf message, and
-    ``registry`` the URL of a schema registry.
+    ``registry`` the URL of a schema registry. ``kind`` is the type that values of ``json`` must
+    have, as :class:`JsonDecoder` takes it.
     """
     if name not in FORMATS:
         raise ConfigError(f"no format {name!r}", hint=f"there are {', '.join(FORMATS)}")
@@ -75,11 +79,11 @@ def make_decoder(
     if registry is not None:
         from skylark.client.decode.schema_registry import RegistryDecoder
 
-        return RegistryDecoder(name, registry, schema=schema, message=message)
-    return plain_decoder(name, schema, message)
+        return RegistryDecoder(name, registry, schema=schema, message=message, kind=kind)
+    return plain_decoder(name, schema, message, kind)
 
 
-def plain_decoder(name: str, schema: bytes | None, message: str | None) -> Decoder:
+def plain_decoder(name: str, schema: bytes | None, message: str | None, kind: Any = Any) -> Decoder:
     """The decoder of bodies without registry framing."""
     if name == "avro":
         from skylark.client.decode.avro_decoder import AvroDecoder
@@ -91,10 +95,11 @@ def plain_decoder(name: str, schema: bytes | None, message: str | None) -> Decod
 
         assert schema is not None, "make_decoder has checked it"
         return ProtobufDecoder(schema, message)
+    if name == "json":
+        return JsonDecoder(kind)
     kinds: dict[str, type[Decoder]] = {
         "text": TextDecoder,
         "hex": HexDecoder,
-        "json": JsonDecoder,
         "msgpack": MsgpackDecoder,
     }
     return kinds[name]()

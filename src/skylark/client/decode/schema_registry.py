@@ -7,13 +7,21 @@
     Protobuf    which message of the file: a count and indexes as zigzag varints; 0 is the first one
     rest        the value
 
-The registry is asked once for each number (``GET /schemas/ids/<number>``); schemas never change. A
-registry that does not answer is an error of the body at hand, and is asked again for the next one.
+The registry is asked once for each number (``GET /schemas/ids/<number>``); schemas never change.
+
+=====================================  ===========================================================
+the registry                           error
+=====================================  ===========================================================
+has no schema of this number (404)     :class:`~skylark.client.decode.body_decoders.DecodeError`
+does not answer, or is overloaded or   :class:`RegistryUnavailableError`: the body may be good, and
+broken (408, 429, 5xx)                 the next call asks again
+=====================================  ===========================================================
 """
 
 from __future__ import annotations
 
 import struct
+from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -22,13 +30,19 @@ from urllib.request import Request, urlopen
 import msgspec
 
 from skylark.client.decode.body_decoders import DecodeError, Decoder, JsonDecoder
-from skylark.core.errors import ConfigError
+from skylark.core.errors import ConfigError, TransportError
 
 _HEAD: Final = struct.Struct(">BI")  # version of the framing, number of the schema
 assert _HEAD.size == 5
 TIMEOUT_S: Final = 10.0
 _ANSWER_SIZE_MAX: Final = 8 << 20
 _INDEXES_MAX: Final = 32
+#: Replies below 500 that pass: a time that was up, too many requests.
+_PASSING: Final = (408, 429)
+
+
+class RegistryUnavailableError(TransportError):
+    """The schema registry does not answer, or not now; nothing is known about the body."""
 
 
 class _Schema(msgspec.Struct):
@@ -51,7 +65,7 @@ class SchemaRegistry:
         self._known: dict[int, _Schema] = {}
 
     def schema(self, number: int) -> _Schema:
-        """A schema; raises DecodeError."""
+        """A schema; raises DecodeError, RegistryUnavailableError."""
         if number not in self._known:
             self._known[number] = self._fetch(number)
         return self._known[number]
@@ -63,9 +77,15 @@ class SchemaRegistry:
             with urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310 - checked above
                 return msgspec.json.decode(answer.read(_ANSWER_SIZE_MAX), type=_Schema)
         except HTTPError as error:
-            raise DecodeError(f"the schema registry answers {error.code} for {number}") from None
-        except (URLError, TimeoutError, OSError) as error:
-            raise DecodeError(f"the schema registry does not answer: {error}") from None
+            with error:  # it holds the connection
+                text = f"the schema registry answers {error.code} for {number}"
+            if error.code >= 500 or error.code in _PASSING:
+                raise RegistryUnavailableError(text, hint=f"is {self._url} up?") from None
+            raise DecodeError(text) from None
+        except (URLError, HTTPException, OSError) as error:
+            raise RegistryUnavailableError(
+                f"the schema registry does not answer: {error}", hint=f"is {self._url} up?"
+            ) from None
         except msgspec.DecodeError as error:
             raise DecodeError(f"the schema registry sent no schema: {error}") from None
 
@@ -74,15 +94,22 @@ class RegistryDecoder:
     """Decodes bodies that begin with the number of their schema."""
 
     def __init__(
-        self, name: str, url: str, *, schema: bytes | None = None, message: str | None = None
+        self,
+        name: str,
+        url: str,
+        *,
+        schema: bytes | None = None,
+        message: str | None = None,
+        kind: Any = Any,
     ) -> None:
         """``schema``: of Avro, the version to which values are resolved.
 
-        Of Protobuf, it is used instead of the registry's.
+        Of Protobuf, it is used instead of the registry's. ``kind`` is the type of JSON values.
         """
         self._name = name
         self._schema = schema
         self._message = message
+        self._kind = kind
         self._registry = SchemaRegistry(url)
         self._decoders: dict[tuple[int, tuple[int, ...]], Decoder] = {}
 
@@ -114,7 +141,7 @@ class RegistryDecoder:
                 return self._protobuf(found.schema, indexes)
         except ConfigError as error:
             raise DecodeError(f"schema {number}: {error}") from None
-        return JsonDecoder()
+        return JsonDecoder(self._kind)
 
     def _protobuf(self, text: str, indexes: tuple[int, ...]) -> Decoder:
         from skylark.client.decode.protobuf_decoder import ProtobufDecoder, descriptor_of_text

@@ -16,17 +16,26 @@ column                made from
 and ``_corrupt_record``), ``dropmalformed`` (no row) or ``failfast`` (an error). With
 ``badRecordsTopic`` such bodies are also sent to that topic, with the reason and their place as
 properties, before the rows of the same batch go on: at least once, since a task may run again.
+With ``dropmalformed`` a task logs at its end how many rows it has dropped, and the first of them.
+
+A schema registry that does not answer says nothing about a body: the task waits for it, up to
+``outageTimeout``, and then fails.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import StructType
 
-from skylark.client.decode.body_decoders import DecodeError, Decoder, JsonDecoder, make_decoder
+from skylark.client.blocking.event_loop_thread import shared_portal
+from skylark.client.decode.body_decoders import DecodeError, make_decoder
+from skylark.client.decode.schema_registry import RegistryUnavailableError
+from skylark.core.clock import Clock, LoopClock
 from skylark.core.errors import ClientError
+from skylark.spark.outages import OutageError, OutageWait
 from skylark.spark.source.schema import CORRUPT, KAFKA_TYPES, VALUE
 from skylark.spark.source.source_options import SourceOptions
 from skylark.spark.source.value_types import arrow_ready, json_type
@@ -34,6 +43,8 @@ from skylark.wire.bodies.common_body import MessageQueue
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+logger = logging.getLogger(__name__)
 
 _RENAMED: Final = {
     "value": "body",
@@ -71,18 +82,25 @@ class DerivedColumns:
         self.base = tuple(dict.fromkeys(needed)) if self.is_needed else self._columns
 
     def make(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches with the wanted columns; raises BadRecordError."""
+        """The batches with the wanted columns; raises BadRecordError.
+
+        Also RegistryUnavailableError, after ``outageTimeout``.
+        """
+        try:
+            yield from map(self._made, batches)
+        finally:
+            if self._values is not None:
+                self._values.log_dropped()
+
+    def _made(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         import pyarrow as pa
 
-        for batch in batches:
-            made: dict[str, pa.Array] = {}
-            if self._values is not None:
-                batch, values, reasons = self._values.decode(batch)
-                made = {VALUE: values, CORRUPT: reasons}
-            arrays = [
-                made[name] if name in made else _derive(name, batch) for name in self._columns
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, names=list(self._columns))
+        made: dict[str, pa.Array] = {}
+        if self._values is not None:
+            batch, values, reasons = self._values.decode(batch)
+            made = {VALUE: values, CORRUPT: reasons}
+        arrays = [made[name] if name in made else _derive(name, batch) for name in self._columns]
+        return pa.RecordBatch.from_arrays(arrays, names=list(self._columns))
 
 
 def _derive(name: str, batch: pa.RecordBatch) -> pa.Array:
@@ -111,23 +129,26 @@ def _derive(name: str, batch: pa.RecordBatch) -> pa.Array:
 class ValueColumn:
     """Decodes the bodies of batches."""
 
-    def __init__(self, options: SourceOptions, value_type: StructType) -> None:
+    def __init__(
+        self, options: SourceOptions, value_type: StructType, clock: Clock | None = None
+    ) -> None:
         from pyspark.sql.pandas.types import to_arrow_type
 
+        assert options.value_format is not None, "there is a type of its values"
+        is_json = options.value_format == "json"
         self._options = options
+        self._clock = clock or LoopClock()
         self._type = to_arrow_type(value_type, timezone="UTC")
         self._ready: Callable[[Any], Any] = arrow_ready(value_type) or (lambda value: value)
-        self._decoder: Decoder
-        if options.value_format == "json" and options.schema_registry is None:
-            self._decoder = JsonDecoder(json_type(value_type))
-        else:
-            assert options.value_format is not None, "there is a type of its values"
-            self._decoder = make_decoder(
-                options.value_format,
-                schema=None if options.value_format == "json" else options.value_schema,
-                message=options.value_message,
-                registry=options.schema_registry,
-            )
+        self._decoder = make_decoder(
+            options.value_format,
+            schema=None if is_json else options.value_schema,
+            message=options.value_message,
+            registry=options.schema_registry,
+            kind=json_type(value_type) if is_json else Any,
+        )
+        self._dropped = 0
+        self._first_dropped = ""  #: its place, and why
 
     def decode(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array, pa.Array]:
         """The rows that stay, their values, and why some have none."""
@@ -135,10 +156,9 @@ class ValueColumn:
 
         values: list[Any] = []
         reasons: dict[int, str] = {}
-        decode = self._decoder.decode
         for row, body in enumerate(batch.column("body").to_pylist()):
             try:
-                values.append(self._ready(decode(body)))
+                values.append(self._ready(self._decode(body)))
             except DecodeError as error:
                 values.append(None)
                 reasons[row] = error.message
@@ -149,12 +169,49 @@ class ValueColumn:
         if self._options.bad_record_mode == "dropmalformed":
             rows = [row for row in range(batch.num_rows) if row not in reasons]
             kept = pa.array(rows, pa.int64())
+            self._count_dropped(batch, reasons)
             return batch.take(kept), array.take(kept), pa.nulls(len(kept), pa.string())
         texts = [
             f"{_place(batch, row)}: {reasons[row]}" if row in reasons else None
             for row in range(batch.num_rows)
         ]
         return batch, array, pa.array(texts, pa.string())
+
+    def _decode(self, body: bytes) -> Any:
+        """The value in a body; waits while the schema registry does not answer."""
+        try:
+            return self._decoder.decode(body)
+        except RegistryUnavailableError as error:
+            problem = error
+        timeout_s = self._options.outage_timeout_ms / 1000
+        with OutageWait(self._clock, timeout_s) as wait:
+            while True:
+                try:
+                    shared_portal().call(wait.pause(problem))
+                except OutageError:  # its text is about brokers and name servers
+                    text = f"{problem.message}, for {timeout_s:.0f} s now"
+                    raise RegistryUnavailableError(text, hint=problem.hint) from problem
+                try:
+                    return self._decoder.decode(body)
+                except RegistryUnavailableError as error:
+                    problem = error
+
+    def _count_dropped(self, batch: pa.RecordBatch, reasons: dict[int, str]) -> None:
+        if not self._dropped:
+            first = min(reasons)
+            self._first_dropped = f"{_place(batch, first)}: {reasons[first]}"
+        self._dropped += len(reasons)
+
+    def log_dropped(self) -> None:
+        """Log how many rows ``dropmalformed`` has dropped since the last call."""
+        if self._dropped:
+            logger.warning(
+                "%d rows that cannot be decoded as %s were dropped, the first is %s",
+                self._dropped,
+                self._options.value_format,
+                self._first_dropped,
+            )
+            self._dropped = 0
 
     def _array(self, values: list[Any], reasons: dict[int, str]) -> pa.Array:
         """The values as Arrow; those that do not fit their type are bad as well."""

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from skylark.client.decode.body_decoders import FORMATS, DecodeError, make_decoder
 from skylark.client.decode.protobuf_decoder import ProtobufDecoder
-from skylark.client.decode.schema_registry import read_indexes
+from skylark.client.decode.schema_registry import RegistryUnavailableError, read_indexes
 from skylark.core.errors import ConfigError
 
 AVRO = {
@@ -190,9 +190,14 @@ class Handler(BaseHTTPRequestHandler):
         3: {"schema": "{}", "schemaType": "JSON"},
     }
     asked: ClassVar[list[str]] = []
+    failures: ClassVar[list[int]] = []  # answered first, one by one
 
     def do_GET(self) -> None:
         self.asked.append(self.path)
+        if self.failures:
+            self.send_response(self.failures.pop(0))
+            self.end_headers()
+            return
         found = self.schemas.get(int(self.path.partition("?")[0].rpartition("/")[2]))
         self.send_response(200 if found else 404)
         self.end_headers()
@@ -256,9 +261,24 @@ def test_broken_frames(registry: str, name: str, body: bytes, why: str) -> None:
         make_decoder(name, registry=registry).decode(body)
 
 
-def test_a_registry_that_does_not_answer() -> None:
-    with pytest.raises(DecodeError, match="does not answer"):
+def test_a_registry_that_does_not_answer_says_nothing_about_the_body() -> None:
+    with pytest.raises(RegistryUnavailableError, match="does not answer"):
         make_decoder("avro", registry="http://127.0.0.1:1").decode(framed(1, b""))
+
+
+@pytest.mark.parametrize("code", [408, 429, 500, 503])
+def test_a_registry_that_fails_is_asked_again(registry: str, code: int) -> None:
+    decoder = make_decoder("avro", registry=registry)
+    Handler.failures.append(code)
+    with pytest.raises(RegistryUnavailableError, match=f"answers {code} for 1"):
+        decoder.decode(framed(1, avro(ORDER)))
+    assert decoder.decode(framed(1, avro(ORDER))) == ORDER
+
+
+def test_a_type_for_json(registry: str) -> None:
+    for url, frame in (None, b""), (registry, framed(3, b"")):
+        decoder = make_decoder("json", kind=dict[str, bytes], registry=url)
+        assert decoder.decode(frame + b'{"raw": "aGk="}') == {"raw": b"hi"}
 
 
 def test_indexes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,14 @@ import pytest
 from pyspark.sql.types import StructType
 
 from skylark.client.arrow.arrow_columns import make_schema
+from skylark.client.decode import schema_registry
+from skylark.client.decode.schema_registry import RegistryUnavailableError
+from skylark.core.backoff import Backoff
 from skylark.core.errors import ConfigError
+from skylark.spark import outages
 from skylark.spark.data_source import DefaultSource
 from skylark.spark.source import derived_columns
-from skylark.spark.source.derived_columns import BadRecordError, DerivedColumns
+from skylark.spark.source.derived_columns import BadRecordError, DerivedColumns, ValueColumn
 from skylark.spark.source.schema import KAFKA_TYPES, source_schema
 from skylark.spark.source.source_options import SourceOptions, source_options
 from skylark.spark.source.value_types import struct_of_text
@@ -83,6 +88,95 @@ def test_malformed_rows_are_dropped() -> None:
     rows = made(("queueOffset", "value"), [BAD, GOOD, WRONG], mode="dropmalformed")
     assert [row["queueOffset"] for row in rows] == [11]
     assert made(("value",), [BAD], mode="dropmalformed") == []
+
+
+def test_dropped_rows_are_counted_and_the_first_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    derived = DerivedColumns(
+        options(valueformat="json", mode="dropmalformed"), ("queueOffset", "value"), ORDER
+    )
+    parts = [batch([GOOD, BAD, WRONG], derived.base), batch([WRONG], derived.base)]
+    with caplog.at_level(logging.WARNING):
+        rows = sum(each.num_rows for each in derived.make(iter(parts)))
+    assert rows == 1
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "3 rows that cannot be decoded as json were dropped, the first is message id-1 (topic T,"
+        " broker broker-a, queue 3, offset 11): no JSON"
+    )
+
+
+class Registry:
+    """A schema registry that does not answer at first."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+
+    def fetch(self, _: object, number: int) -> object:
+        if self.failures:
+            self.failures -= 1
+            raise RegistryUnavailableError("the schema registry does not answer")
+        return schema_registry._Schema(schema="{}", schema_type="JSON")
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    found = Registry(0)
+    monkeypatch.setattr(schema_registry.SchemaRegistry, "_fetch", lambda *each: found.fetch(*each))
+    monkeypatch.setattr(outages, "RETRY", Backoff(first_s=0.001, most_s=0.001))
+    return found
+
+
+FRAME = b"\0\0\0\0\1"
+
+
+def test_json_of_a_registry_has_the_declared_types(registry: Registry) -> None:
+    kind = struct_of_text("at timestamp, raw binary, n decimal(5,2)")
+    body = b'{"at": "2026-11-01T00:00:00Z", "raw": "aGk=", "n": 1.5}'
+    columns = ("value", "_corrupt_record")
+    (plain,) = made(columns, [body], kind)
+    (framed,) = made(columns, [FRAME + body], kind, schemaregistry="http://h:1")
+    assert (plain["value"]["at"], plain["value"]["raw"]) == (AT, b"hi")
+    assert framed == plain
+    (wrong,) = made(columns, [FRAME + b'{"n": "x"}'], kind, schemaregistry="http://h:1")
+    assert "not valid" in wrong["_corrupt_record"]
+    assert registry.failures == 0
+
+
+@pytest.mark.parametrize("mode", ["dropmalformed", "permissive"])
+def test_an_outage_of_the_registry_is_ridden_out(registry: Registry, mode: str) -> None:
+    registry.failures = 3
+    rows = made(("value",), [FRAME + GOOD] * 2, schemaregistry="http://h:1", mode=mode)
+    assert [row["value"]["uid"] for row in rows] == ["u", "u"]
+    registry.failures = 1 << 30
+    with pytest.raises(RegistryUnavailableError, match="does not answer"):
+        made(("value",), [FRAME + GOOD], schemaregistry="http://h:1", outagetimeout="20ms")
+
+
+class JumpingClock:
+    """Its sleeps take no time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_long_outage_of_the_registry_names_it_and_the_time(registry: Registry) -> None:
+    given = options(valueformat="json", schemaregistry="http://h:1", outagetimeout="30s")
+    clock = JumpingClock()
+    column = ValueColumn(given, ORDER, clock)  # type: ignore[arg-type]
+    registry.failures = 1 << 30
+    derived = DerivedColumns(given, ("value",), ORDER)
+    with pytest.raises(RegistryUnavailableError, match=r"registry does not answer, for 30 s now$"):
+        column.decode(batch([FRAME + GOOD], derived.base))
+    assert clock.now > 25
+    assert (1 << 30) - registry.failures > 10
 
 
 def test_failfast_names_the_message() -> None:
