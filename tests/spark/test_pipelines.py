@@ -438,5 +438,7 @@ def test_bad_records_and_violations(site: Site, tmp_path: Path) -> None:
     result = skylark("pipeline", "run", failing, "--available-now")
     assert result.exit_code == 1
     assert "pipeline q expects amount > 0, found -1" in result.stderr
+    (status,) = done("status", failing)
+    assert (status["state"], status["restarts"]) == ("failed", 0)  # the same rows fail again
     unknown = site.file(tmp_path, {**one, "name": "r", "expect": {"amonut": "> 0"}})
     assert "expect names the column amonut" in skylark("pipeline", "check", unknown).stderr

@@ -71,11 +71,15 @@ class PipelinePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_outside(document: PipelineFile, pipeline: Pipeline, *, strict: bool) -> Start:
-    """Check checkpoint, topics and brokers; raises SkylarkError."""
+    """Check checkpoint, topics and brokers; raises SkylarkError.
+
+    Unless ``strict``, a pipeline that has run before may start while some of its brokers are down.
+    """
     with name_in_errors(pipeline):
         check_checkpoint(pipeline, document)
         start = find_start(pipeline, file_checkpoints(document), strict=strict)
-        sink_brokers(pipeline)
+        if strict or not start.batch:
+            sink_brokers(pipeline)
     return start
 
 

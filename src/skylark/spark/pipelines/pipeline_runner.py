@@ -101,7 +101,10 @@ def run_pipelines(
     ``listener`` gets Spark's events of all their queries.
     Raises errors that occur before the first one has started; later ones are in the results.
     """
-    frames = [(pipeline, build(spark, document, pipeline)) for pipeline in pipelines]
+    frames = [
+        (pipeline, build(spark, document, pipeline, strict=_is_new(document, pipeline)))
+        for pipeline in pipelines
+    ]
     stop = stop or threading.Event()
     clock = clock or SystemClock()
     ending = threading.Event()  # for the endless ones
@@ -147,6 +150,13 @@ def _listening(
     finally:
         for session in sessions:
             session.streams.removeListener(listener)
+
+
+def _is_new(document: PipelineFile, pipeline: Pipeline) -> bool:
+    """Whether the pipeline has not completed a batch yet, or only Spark knows it."""
+    checkpoints = file_checkpoints(document)
+    newest = None if checkpoints.root is None else checkpoints.newest(pipeline.name)
+    return newest is None or newest.next_number == 0
 
 
 class _Supervised:

@@ -60,8 +60,13 @@ def pipeline_errors(pipeline: Pipeline) -> Iterator[None]:
         yield
 
 
-def build(spark: SparkSession, document: PipelineFile, pipeline: Pipeline) -> DataFrame:
-    """The frame that goes into the sink; raises SkylarkError."""
+def build(
+    spark: SparkSession, document: PipelineFile, pipeline: Pipeline, *, strict: bool = True
+) -> DataFrame:
+    """The frame that goes into the sink; raises SkylarkError.
+
+    ``strict``: the topic of the sink must be there now.
+    """
     folder = document.path.absolute().parent
     with pipeline_errors(pipeline), importable(folder):
         function = load_function(pipeline, folder)
@@ -77,7 +82,7 @@ def build(spark: SparkSession, document: PipelineFile, pipeline: Pipeline) -> Da
         if not frame.isStreaming:
             raise ConfigError("the result is not a stream", hint=f"select from the view {VIEW}")
         frame = check_expectations(pipeline, frame)
-        _check_sink(pipeline, frame)
+        _check_sink(pipeline, frame, strict=strict)
     return frame
 
 
@@ -127,11 +132,11 @@ def child_session(spark: SparkSession, document: PipelineFile) -> SparkSession:
     return child
 
 
-def _check_sink(pipeline: Pipeline, frame: DataFrame) -> None:
+def _check_sink(pipeline: Pipeline, frame: DataFrame, *, strict: bool) -> None:
     sink = pipeline.sink
     if sink.topic_options is not None:
         given = {name.lower(): text for name, text in sink.given.items()}
-        stream_writer(given, frame.schema, overwrite=False)
+        stream_writer(given, frame.schema, overwrite=False, strict=strict)
         return
     columns = {name.lower() for name in frame.columns}
     for name in sink.partition_by:

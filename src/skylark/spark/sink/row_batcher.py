@@ -91,6 +91,15 @@ class RowBatcher:
         found: list[str] = pc.unique(rows.topics).to_pylist()
         return found
 
+    def named_brokers(self, rows: Rows) -> set[str]:
+        """The brokers whose queues rows name."""
+        import pyarrow.compute as pc
+
+        if rows.brokers is None or rows.queue_ids is None:
+            return set()
+        named = rows.brokers.filter(pc.is_valid(rows.queue_ids))
+        return set(pc.unique(named).drop_null().to_pylist())
+
     def targets(
         self, rows: Rows, queues: Mapping[str, Sequence[MessageQueue]]
     ) -> Iterator[tuple[Target, np.ndarray[Any, Any]]]:

@@ -13,11 +13,11 @@ connections stay open until the process ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from skylark.admin.admin_session import Session, no_topic
-from skylark.admin.errors import NoBrokerError
+from skylark.admin.errors import NoBrokerError, NotFoundError
 from skylark.admin.server_settings import Settings
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.client.core.client_instance import ClientInstance
@@ -46,6 +46,7 @@ class SinkClient:
     def __init__(self, instance: ClientInstance, parts: ProducerParts) -> None:
         self._instance = instance
         self._settings: dict[str, dict[str, str]] = {}
+        self._found: set[str] = set()  # topics that had queues
         self.parts = parts
         self.sender = parts.sender
         self.link = parts.link
@@ -65,8 +66,9 @@ class SinkClient:
     async def queues(self, topic: str, *, fresh: bool = False) -> Sequence[MessageQueue]:
         """The writable queues of a topic, with namespace.
 
-        Raises NotFoundError, and NoBrokerError while no broker is there: name servers forget the
-        topics of brokers that are down, so that the topic may well exist.
+        Raises NotFoundError, and NoBrokerError while no broker is there. Name servers forget the
+        topics of brokers that are down, so that a topic that is not found may well exist: see
+        :meth:`expected_queues`.
         """
         name = self.namespace.wrap(topic)
         route = self._instance.routes.get(name)
@@ -76,7 +78,35 @@ class SinkClient:
             if not (await self.session.cluster_info()).broker_addr_table:
                 raise NoBrokerError("no broker has registered with the name servers")
             raise no_topic(topic)
+        self._found.add(topic)
         return route.publish
+
+    async def expected_queues(
+        self, topic: str, *, existed: bool = False, fresh: bool = False
+    ) -> Sequence[MessageQueue]:
+        """The queues of a topic that may have existed before; without a route that is an outage.
+
+        ``existed``: the caller knows that it did; otherwise it did if this client has found it.
+        Raises NoRouteError for such a topic, and NotFoundError for others.
+        """
+        try:
+            return await self.queues(topic, fresh=fresh)
+        except NotFoundError as error:
+            if not existed and topic not in self._found:
+                raise
+            raise NoRouteError(
+                f"topic {topic} has no route: its brokers are down, or it was deleted",
+                hint=f"start them, or create it with `skylark topic create {topic}`",
+            ) from error
+
+    async def require_registered(self, brokers: Collection[str]) -> None:
+        """Raise NoRouteError for brokers that no name server knows: they may be down."""
+        known = (await self.session.cluster_info()).broker_addr_table
+        for broker in sorted(set(brokers) - known.keys()):
+            raise NoRouteError(
+                f"a row is for {broker}, and no such broker is there",
+                hint="start it, or correct the column brokerName",
+            )
 
     async def master(self, queue: MessageQueue) -> str:
         """The address of the master of a queue; raises NoRouteError, NoNameServerError."""
@@ -96,9 +126,12 @@ class SinkClient:
         await self._instance.heartbeat_all()
 
     async def broker_settings(self, broker: str) -> dict[str, str]:
-        """The settings of a master, cached after the first request."""
+        """The settings of a master, cached after the first request; raises NoRouteError."""
         if broker not in self._settings:
-            report = await Settings(self.session).brokers(broker=broker)
+            try:
+                report = await Settings(self.session).brokers(broker=broker, slaves=False)
+            except NotFoundError as error:  # a route named it: it is down, and forgotten
+                raise NoRouteError(f"broker {broker} has no master now") from error
             self._settings[broker] = report.servers[0].settings
         return self._settings[broker]
 

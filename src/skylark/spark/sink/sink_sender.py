@@ -222,7 +222,9 @@ class TaskSender(ABC, Generic[ItemT]):
         """Send a request once, to its queue or to the next one of its topic."""
         client, queue = self._client, target.queue
         if queue is None:
-            queues = await client.queues(target.topic)
+            # The topic of bad rows was there when the first batch began; all others were found.
+            existed = target.topic == self._options.bad_row_topic
+            queues = await client.expected_queues(target.topic, existed=existed)
             self._turn += 1
             queue = queues[self._turn % len(queues)]
         async with windows[queue.broker_name] as window:

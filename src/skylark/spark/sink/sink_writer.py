@@ -27,6 +27,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from skylark.admin.errors import NotFoundError
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.errors import ConfigError
 from skylark.spark.exactly_once.commit_coordinator import CommitCoordinator
@@ -144,6 +145,13 @@ class StreamWriter(SinkWriter, DataSourceStreamArrowWriter):
         task = TaskId(sink=sink, batch=int(batch), partition=context.partitionId())
         return self.write_task(iterator, task)
 
+    def write_task(self, batches: Iterator[pa.RecordBatch], task: TaskId) -> SinkMessage:
+        if task.batch == 0:  # a topic that is missing now has never existed
+            client = sink_client(self.options)
+            check = partial(_check_topics, client, self.options)
+            shared_portal().call(ride_out(client.clock, self.options.outage_timeout_s, check))
+        return super().write_task(batches, task)
+
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self.commit_batch(messages, batchId)
 
@@ -160,14 +168,18 @@ def batch_writer(
 
 
 def stream_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool
+    options: Mapping[str, str], schema: StructType, overwrite: bool, *, strict: bool = False
 ) -> DataSourceStreamArrowWriter:
-    """The writer of one micro-batch; raises SkylarkError."""
-    return StreamWriter(*_prepare(options, schema, overwrite))
+    """The writer of one micro-batch; raises SkylarkError.
+
+    ``strict``: refuse a topic that is not found. Spark does not say which batch it plans, and in a
+    later one the brokers of the topic may be down. So otherwise the tasks decide, which know it.
+    """
+    return StreamWriter(*_prepare(options, schema, overwrite, is_strict=strict))
 
 
 def _prepare(
-    given: Mapping[str, str], schema: StructType, overwrite: bool
+    given: Mapping[str, str], schema: StructType, overwrite: bool, *, is_strict: bool = True
 ) -> tuple[SinkOptions, RowPlan]:
     if overwrite:
         raise ConfigError(
@@ -178,17 +190,29 @@ def _prepare(
     types = {field.name: field.dataType.simpleString() for field in schema}
     plan = plan_rows(types, options, has_options=bool(given))
     client = sink_client(options)
-    check = partial(_check_cluster, client, options)
+    check = partial(_check_cluster, client, options, is_strict=is_strict)
     shared_portal().call(ride_out(client.clock, options.outage_timeout_s, check))
     return options, plan
 
 
-async def _check_cluster(client: SinkClient, options: SinkOptions) -> None:
-    """Raise before anything runs if topics are missing or brokers cannot deliver exactly once."""
-    brokers: set[str] = set()
-    for topic in (options.topic, options.bad_row_topic):
-        if topic is not None:
-            brokers |= {queue.broker_name for queue in await client.queues(topic)}
+async def _check_topics(client: SinkClient, options: SinkOptions) -> set[str]:
+    """The brokers of the topics of the options; raises NotFoundError."""
+    topics = [topic for topic in (options.topic, options.bad_row_topic) if topic is not None]
+    return {queue.broker_name for topic in topics for queue in await client.queues(topic)}
+
+
+async def _check_cluster(client: SinkClient, options: SinkOptions, *, is_strict: bool) -> None:
+    """Raise before anything runs if topics are missing or brokers cannot deliver exactly once.
+
+    Unless ``is_strict``, topics may be missing; tasks check the brokers again that they write to.
+    """
+    try:
+        brokers = await _check_topics(client, options)
+    except NotFoundError as error:
+        if is_strict:
+            raise
+        logger.info("leaving it to the tasks: %s", error)
+        brokers = set()
     if not options.exactly_once:
         return
     brokers.add(log_broker := await TxnLog(client).broker())

@@ -142,13 +142,28 @@ class _Task:
         return rows
 
     def queues(self, rows: Rows) -> dict[str, Sequence[MessageQueue]]:
-        """The queues of all topics of the rows; raises NotFoundError."""
+        """The queues of all topics of the rows; raises NotFoundError.
+
+        A topic of the options existed when batch 0 of a stream began: if it is not found in a
+        later batch, its brokers are down, and the task waits for them. So it does for a broker
+        that rows name and that is not registered.
+        """
+        topics = self.batcher.topics(rows) if len(rows.positions) else []
+        named = self.batcher.named_brokers(rows)
 
         async def find() -> dict[str, Sequence[MessageQueue]]:
-            topics = self.batcher.topics(rows) if len(rows.positions) else []
-            return {topic: await self.client.queues(topic) for topic in topics}
+            found = {topic: await self._find(topic) for topic in topics}
+            there = {queue.broker_name for queues in found.values() for queue in queues}
+            if missing := named - there:
+                await self.client.require_registered(missing)
+                found = {topic: await self._find(topic, fresh=True) for topic in topics}
+            return found
 
         return self.ask(find)
+
+    async def _find(self, topic: str, *, fresh: bool = False) -> Sequence[MessageQueue]:
+        existed = self.task.batch > 0 and topic == self.options.topic
+        return await self.client.expected_queues(topic, existed=existed, fresh=fresh)
 
     def ask(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run ``work`` on the event loop, through outages."""

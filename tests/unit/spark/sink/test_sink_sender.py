@@ -133,7 +133,9 @@ class FakeClient:
         self.namespace = FakeNamespace()
         self.sender = FakeSender(clock, reject)
 
-    async def queues(self, topic: str) -> Sequence[MessageQueue]:
+    async def expected_queues(
+        self, topic: str, *, existed: bool = False, fresh: bool = False
+    ) -> Sequence[MessageQueue]:
         assert topic == "T"
         return QUEUES
 
