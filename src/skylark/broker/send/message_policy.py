@@ -88,6 +88,7 @@ POLICY: Final[dict[str, int]] = {
     names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET: OF_HALF,
     names.PROPERTY_CRC32: OF_HALF,
 }
+_ACTED_UPON: Final = frozenset(POLICY)
 #: Topics that no delayed message is delivered to: it would be delivered for ever, or look like a
 #: message of the broker. Producers cannot send there, but a record may name any topic.
 NO_DESTINATIONS: Final = SEND_FORBIDDEN_TOPICS | {TIMER_TOPIC}
@@ -104,7 +105,8 @@ _SIGNED: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _REMEMBERED_SIZE_MAX: Final = 4_096  # bytes of a cached property string
 _ITEMS_MAX: Final = 64  # items of a cached shape
 _SHAPES_MAX: Final = 4  # cached shapes with the same number of items
-_ITEM_COUNTS_MAX: Final = 64
+_SEEN_MAX: Final = 64  # lists of names that came once
+_UNKNOWN_PER_REPLACEMENT: Final = 128  # a compilation takes as long as some 70 plain scans
 _MISSES: Final = 16  # caches one of so many strings: if keys differ, a cached string never matches
 
 
@@ -113,15 +115,16 @@ class _Shape:
 
     __slots__ = ("actions", "id_group", "match")
 
-    def __init__(self, item_names: list[str]) -> None:
-        self.actions = 0
-        for name in item_names:
-            self.actions |= POLICY.get(name, 0)
+    def __init__(self, item_names: tuple[str, ...], actions: int) -> None:
+        self.actions = actions
         self.id_group = 0
         if names.PROPERTY_UNIQ_KEY in item_names:
             self.id_group = item_names.index(names.PROPERTY_UNIQ_KEY) + 1
         items = "\x02".join(f"{re.escape(name)}\x01([^\x02]++)" for name in item_names)
         self.match = re.compile(items + "\x02?").fullmatch
+
+
+_NO_SHAPES: Final[list[_Shape]] = []
 
 
 class PropertyScanner:
@@ -130,12 +133,22 @@ class PropertyScanner:
     Strings of one producer have the same names in the same order, and often differ in the unique id
     only. So the scanner caches shapes: all strings of one shape have the same actions.
     :func:`scan_properties` defines the result.
+
+    A shape is compiled when its names come for the second time, because names may be data (a
+    property for each user). Of each number of items the shapes that were used last stay. If more
+    come in turns than are kept, a new one seldom replaces another: it would be replaced before it
+    is used.
     """
 
-    __slots__ = ("_actions", "_after", "_before", "_end", "_misses", "_shapes", "_size", "_start")
+    __slots__ = (
+        "_actions", "_after", "_before", "_end", "_misses", "_seen", "_shapes", "_size", "_start",
+        "_unknown",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self._shapes: dict[int, list[_Shape]] = {}
+        self._shapes: dict[int, list[_Shape]] = {}  # by number of separators; the last used first
+        self._seen: dict[int, None] = {}  # hashes of lists of names that came once, oldest first
+        self._unknown = 0  # strings without a shape, since a shape was replaced
         # Cached string: the text before and after its unique id, and its actions.
         self._before = self._after = ""
         self._start = self._end = self._actions = 0
@@ -152,10 +165,14 @@ class PropertyScanner:
             and "\x02" not in (unique_id := text[start:end])
         ):
             return unique_id, self._actions
-        for shape in self._shapes.get(text.count("\x02"), ()):
+        shapes = self._shapes.get(text.count("\x02"), _NO_SHAPES)
+        for shape in shapes:
             if (match := shape.match(text)) is not None:
+                if shape is not shapes[0]:
+                    shapes.remove(shape)
+                    shapes.insert(0, shape)
                 return self._found(text, shape, match)
-        return self._learn(text)
+        return self._scan_unknown(text)
 
     def _found(self, text: str, shape: _Shape, match: re.Match[str]) -> tuple[str | None, int]:
         if not shape.id_group:
@@ -168,20 +185,31 @@ class PropertyScanner:
             self._actions = shape.actions
         return unique_id, shape.actions
 
-    def _learn(self, text: str) -> tuple[str | None, int]:
-        unique_id, actions = scan_properties(text)
-        if actions & NORMALISE or not text or len(text) > _REMEMBERED_SIZE_MAX:
-            return unique_id, actions
-        item_names = [item.partition("\x01")[0] for item in text.removesuffix("\x02").split("\x02")]
-        if len(item_names) > _ITEMS_MAX:
-            return unique_id, actions
-        key = text.count("\x02")
-        if key not in self._shapes and len(self._shapes) >= _ITEM_COUNTS_MAX:
-            self._shapes.clear()
-        known = self._shapes.setdefault(key, [])
-        known.insert(0, _Shape(item_names))
-        del known[_SHAPES_MAX:]
-        return unique_id, actions
+    def _scan_unknown(self, text: str) -> tuple[str | None, int]:
+        """Scan a string of no known shape, and compile its shape if the names came before."""
+        properties = names.parse_properties(text)
+        actions = _actions(text, properties)
+        if not actions & NORMALISE and (
+            0 < len(properties) <= _ITEMS_MAX and len(text) <= _REMEMBERED_SIZE_MAX
+        ):
+            self._unknown += 1
+            item_names, seen = tuple(properties), self._seen
+            if (key := hash(item_names)) not in seen:
+                if len(seen) >= _SEEN_MAX:
+                    del seen[next(iter(seen))]
+                seen[key] = None
+            else:
+                self._add_shape(text.count("\x02"), item_names, actions)
+        return properties.get(names.PROPERTY_UNIQ_KEY), actions
+
+    def _add_shape(self, separators: int, item_names: tuple[str, ...], actions: int) -> None:
+        shapes = self._shapes.setdefault(separators, [])
+        if len(shapes) >= _SHAPES_MAX:
+            if self._unknown < _UNKNOWN_PER_REPLACEMENT:
+                return
+            self._unknown = 0
+            shapes.pop()
+        shapes.insert(0, _Shape(item_names, actions))
 
 
 def scan_properties(text: str) -> tuple[str | None, int]:
@@ -189,14 +217,18 @@ def scan_properties(text: str) -> tuple[str | None, int]:
 
     This defines the result of :class:`PropertyScanner`.
     """
-    if not text:
-        return None, 0
-    items = text.removesuffix("\x02").split("\x02")
     properties = names.parse_properties(text)
-    actions = 0 if len(items) == len(properties) else NORMALISE
-    for name in properties:
-        actions |= POLICY.get(name, 0)
-    return properties.get(names.PROPERTY_UNIQ_KEY), actions
+    return properties.get(names.PROPERTY_UNIQ_KEY), _actions(text, properties)
+
+
+def _actions(text: str, properties: dict[str, str]) -> int:
+    """The actions for a property string, given the properties in it."""
+    item_count = text.count("\x02") + (not text.endswith("\x02")) if text else 0
+    actions = 0 if len(properties) == item_count else NORMALISE
+    if not _ACTED_UPON.isdisjoint(properties):
+        for name in _ACTED_UPON.intersection(properties):
+            actions |= POLICY[name]
+    return actions
 
 
 # ---- the actions ---------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from skylark.broker.send import message_policy
 from skylark.broker.send.message_policy import (
     DELAY,
     HALF,
@@ -103,12 +104,80 @@ def test_earlier_strings_do_not_change_the_result(sent: list[str]) -> None:
         assert scanner.scan(text) == scan_properties(text)
 
 
-def test_the_cache_of_shapes_is_bounded() -> None:
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The lists of names that were compiled."""
+    made: list[tuple[str, ...]] = []
+    shape = message_policy._Shape
+
+    def make(item_names: Any, *rest: Any) -> Any:
+        made.append(tuple(item_names))
+        return shape(item_names, *rest)
+
+    monkeypatch.setattr(message_policy, "_Shape", make)
+    return made
+
+
+def test_names_that_never_come_again_are_not_compiled(compiled: list[tuple[str, ...]]) -> None:
     scanner = PropertyScanner()
-    for number in range(2_000):
-        text = "".join(f"n{number}_{at}\x01v\x02" for at in range(number % 100 + 1))
+    for number in range(1_000):
+        text = f"UNIQ_KEY\x01U{number}\x02user{number}\x01v\x02"
+        assert scanner.scan(text) == (f"U{number}", 0)
+    assert compiled == []
+    assert len(scanner._seen) <= 64
+
+
+def test_names_are_compiled_when_they_come_for_the_second_time(
+    compiled: list[tuple[str, ...]],
+) -> None:
+    scanner = PropertyScanner()
+    for number in range(10):
+        scanner.scan(f"KEYS\x01k{number}\x02UNIQ_KEY\x01U{number}\x02")
+        assert len(compiled) == min(number, 1)
+    assert compiled == [("KEYS", "UNIQ_KEY")]
+
+
+@pytest.mark.parametrize("lists", [5, 6, 60])
+def test_more_lists_of_names_than_are_kept_are_seldom_compiled(
+    compiled: list[tuple[str, ...]], lists: int
+) -> None:
+    """Lists that come in turns would otherwise replace each other for ever."""
+    scanner = PropertyScanner()
+    for number in range(12_800):
+        text = f"UNIQ_KEY\x01U{number}\x02tenant{number % lists}\x01v\x02"
+        assert scanner.scan(text) == (f"U{number}", 0)
+    assert len(compiled) <= 4 + 12_800 // 128
+
+
+def test_the_names_that_were_used_last_stay_compiled(compiled: list[tuple[str, ...]]) -> None:
+    scanner = PropertyScanner()
+
+    def send(name: str) -> None:
+        assert scanner.scan(f"{name}\x01{len(compiled)}\x02") == (None, 0)
+
+    for name in ("a", "b", "c", "d"):
+        send(name)
+        send(name)
+    send("a")
+    for _ in range(300):
+        send("new")
+        send("a")
+    assert compiled == [("a",), ("b",), ("c",), ("d",), ("new",)]
+    for name in ("a", "c", "d", "new"):
+        assert len(compiled) == 5
+        send(name)
+    send("b")
+    assert len(compiled) == 5
+
+
+def test_the_compiled_names_are_bounded(compiled: list[tuple[str, ...]]) -> None:
+    scanner = PropertyScanner()
+    for number in range(4_000):
+        # Each list twice in a row.
+        text = "".join(f"n{number // 2}_{at}\x01v\x02" for at in range(number // 2 % 100 + 1))
         assert scanner.scan(text) == (None, 0)
     assert sum(map(len, scanner._shapes.values())) <= 4 * 65
+    assert len(compiled) < 4 * 65 + 4_000 // 128
 
 
 def test_a_long_string_takes_no_longer_than_its_length() -> None:
