@@ -34,7 +34,7 @@ from skylark.broker import config as broker_config
 from skylark.broker.api import SendRequest
 from skylark.broker.pull import handlers as pull_handlers
 from skylark.broker.send.handlers import SendCodec
-from skylark.broker.send.message_policy import NORMALISE
+from skylark.broker.send.message_policy import DELAY
 from skylark.broker.send.send_step import SendStep
 from skylark.broker.transaction.recent_halves import RecentHalves
 from skylark.core.hashing import decode_offset_id
@@ -214,7 +214,7 @@ def _plain_forms(world: Stored) -> Iterator[None]:
     with ExitStack() as stack:
         for target, name, plain in (
             # Properties are taken apart and written anew, also where they ask for nothing.
-            (sends, "_scan", lambda _text: (None, NORMALISE)),
+            (sends, "_scan", lambda _text: (None, DELAY)),
             # Half messages are read from the log.
             (RecentHalves, "find", lambda _self, _header: None),
             # Queue and index entries are made one by one, each from its own record.

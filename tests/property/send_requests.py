@@ -560,6 +560,22 @@ NAMES_TWICE: Final[tuple[Request, ...]] = (
     Send(properties=_of("DELAY=1", "DELAY=2")),
     Send(properties=_of("TRAN_MSG=true", "TRAN_MSG=false")),
 )
+#: Names that the broker replaces or removes, in messages of every kind that has them.
+_FORWARDED: Final = ("TRACE_ON=no", "MSG_REGION=mine", "CLUSTER=mine", "POP_CK=0 1")
+EDITED: Final[tuple[Request, ...]] = (
+    *(Send(properties=_of(item)) for item in _FORWARDED),
+    *(Send(properties=f"{item}\x02".replace("=", "\x01")) for item in _FORWARDED),
+    Send(properties=_of(*_FORWARDED, "TAGS=A", end="")),
+    Send(code=10, topic="Fifo", properties=_of("TAGS=A", *_FORWARDED, "TRACE_ON=yes")),
+    Send(properties=_of(*_FORWARDED, *_HALF_ITEMS), sys_flag=4),
+    EndTransaction(half=None),
+    Send(properties=_of(*_HALF_ITEMS, "CLUSTER=mine", "CLUSTER=mine"), sys_flag=4),
+    EndTransaction(half=None),
+    Send(properties=_of(*_FORWARDED, "TRAN_MSG=false")),
+    Send(properties=_of(*_FORWARDED, "DELAY=1")),
+    Send(topic=f"%RETRY%{GROUP}", properties=_of(*_FORWARDED)),
+    Send(topic="Compacted", properties=_of(*_FORWARDED)),
+)
 #: Messages of one producer, with nothing but the end of the unique id to tell them apart.
 ALIKE: Final[tuple[Request, ...]] = (
     Send(properties="UNIQ_KEY\x01long-unique-id-{id}\x02KEYS\x01common\x02"),

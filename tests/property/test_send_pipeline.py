@@ -37,6 +37,7 @@ from tests.property.send_outcomes import Case, Outcome, Way, differences, play
 from tests.property.send_requests import (
     ALIKE,
     BATCH_TOPIC,
+    EDITED,
     EVERY_KIND,
     EVERY_KIND_BACK,
     NAMES_TWICE,
@@ -90,6 +91,7 @@ def compare(case: Case, ways: Sequence[Way] = (Way.ALONE, Way.RUN, Way.SPLIT)) -
 @example(Case(EVERY_KIND_BACK, is_timed=False, cuts=(2_500,)))
 @example(Case([*ALIKE, *[replace(each, is_binary=True) for each in ALIKE]], is_timed=False))
 @example(Case(NAMES_TWICE, cuts=(5_000,)))
+@example(Case(EDITED, cuts=(5_000,)))
 @example(Case(JAVA_REQUESTS, settings=JAVA_SETTINGS, cuts=(123, 1_234, 4_321, 6_543)))
 @example(Case(JAVA_REQUESTS, settings=JAVA_SETTINGS, is_timed=False, cuts=(3_333, 6_666)))
 def test_requests_give_the_same_alone_in_a_run_and_split(case: Case) -> None:

@@ -2,9 +2,9 @@
 
 **The table.** :data:`POLICY` maps each property name that the broker acts upon to its action.
 :class:`PropertyScanner` searches a property string for these names. If there is none, as in nearly
-every message, the broker stores the string unchanged and appends its own properties. Otherwise the
-send step (:mod:`skylark.broker.send.send_step`) carries out the actions and encodes the properties
-again.
+every message, the broker stores the string unchanged and appends its own properties. If the actions
+are :data:`EDITS`, the string is parsed and encoded again. For the other actions the send step
+(:mod:`skylark.broker.send.send_step`) also decides whether and where the message is stored.
 
 **Properties.** Every single message gets three: ``MSG_REGION``, ``TRACE_ON`` and ``CLUSTER``. Java
 parses the property string and writes it again, in the order of its hash map, with a separator at
@@ -30,6 +30,7 @@ Counterpart of ``HookUtils.handleScheduleMessage``, ``transformDelayLevelMessage
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from skylark.broker.config import BrokerConfig
@@ -60,8 +61,10 @@ REPLACE: Final = 64  # the broker sets the property itself
 NORMALISE: Final = 128  # the string has a name twice, or an item without name or value
 #: A property of half messages; it matters only together with HALF.
 OF_HALF: Final = 256
-#: Actions for which the send step rewrites the properties.
-REWRITES: Final = DELAY | TIMER | HALF | PRIORITY | REFUSE | STRIP | REPLACE | NORMALISE
+#: Actions that change nothing but the property string (:func:`edit_properties`).
+EDITS: Final = STRIP | REPLACE | NORMALISE
+#: Actions that decide whether the message is stored, and where.
+DECISIONS: Final = DELAY | TIMER | HALF | PRIORITY | REFUSE
 
 #: Any of these makes a timed message.
 TIMER_NAMES: Final = (
@@ -232,6 +235,17 @@ def _actions(text: str, properties: dict[str, str]) -> int:
 
 
 # ---- the actions ---------------------------------------------------------------------------------
+
+
+def edit_properties(text: str, added: Mapping[str, str]) -> str:
+    """A property string after the actions :data:`EDITS`, with the properties of the broker.
+
+    Replaced values stay at the place of the name's first item; what is missing is appended.
+    """
+    properties = names.parse_properties(text)
+    properties.pop(names.PROPERTY_POP_CK, None)
+    properties.update(added)
+    return names.encode_properties(properties)
 
 
 def delay_level(properties: dict[str, str]) -> int:

@@ -38,11 +38,14 @@ from skylark.broker.api import Peer, Pending, SendRequest, SendResult
 from skylark.broker.groups.queue_locks import QueueLocks
 from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.send.message_policy import (
+    DECISIONS,
+    EDITS,
     HALF,
+    NORMALISE,
     OF_HALF,
-    REWRITES,
     PropertyScanner,
     delay_level,
+    edit_properties,
     is_half,
     take_priority,
     timer_refusal,
@@ -125,7 +128,7 @@ class SendStep:
         draft = checks.draft(peer, header, topic, body)
         name = header.topic
         if (
-            (actions and actions & REWRITES and not _is_simple_half(text, actions))
+            (actions and actions & DECISIONS and not _is_simple_half(text, actions))
             or (topic.attributes and _changes_puts(topic))
             or name.startswith(RETRY_PREFIX)
             or name == TIMER_TOPIC
@@ -138,7 +141,11 @@ class SendStep:
             unique_id = self._unique_ids.next_id()
             text = f"{text}{names.PROPERTY_UNIQ_KEY}\x01{unique_id}\x02"
         draft.unique_id = unique_id
-        draft.properties = (text + checks.added_text).encode()
+        if actions and actions & EDITS:
+            text = edit_properties(text, checks.added_to_sends)
+        else:
+            text += checks.added_text
+        draft.properties = text.encode()
         if actions & HALF:
             self._turn_into_half(draft, is_simple=True)
         return draft
@@ -182,7 +189,7 @@ class SendStep:
             draft.extra = Extra(recall_handle=handle)
 
     def _turn_into_half(self, draft: SendDraft, *, is_simple: bool) -> None:
-        """``is_simple``: no other property has an action, now or at the commit."""
+        """``is_simple``: no other property decides anything, now or at the commit."""
         if self._checks.config.reject_transaction_message:
             raise self._checks.transactions_forbidden()
         extra = draft.extra = Extra(half_of=draft.topic)
@@ -344,8 +351,8 @@ class RetryChecks:
 
 
 def _is_simple_half(text: str, actions: int) -> bool:
-    """Whether a message is a half message, and no other property has an action."""
-    return actions & (REWRITES | OF_HALF) == HALF and (
+    """Whether a message is a half message, and no other property decides anything."""
+    return actions & (DECISIONS | OF_HALF | NORMALISE) == HALF and (
         text.startswith(_HALF_ITEM) or f"\x02{_HALF_ITEM}" in text
     )
 

@@ -28,7 +28,7 @@ from typing import Final
 import msgspec
 
 from skylark.broker.api import Peer, Pending, SendResult
-from skylark.broker.send.message_policy import REWRITES, PropertyScanner, scan_properties
+from skylark.broker.send.message_policy import DECISIONS, EDITS, PropertyScanner, scan_properties
 from skylark.broker.send.put_outcome import Durability, waits_for_durability
 from skylark.broker.send.send_checks import SendChecks, SendDraft
 from skylark.broker.send.send_step import batch_ids
@@ -98,7 +98,7 @@ class SendHalvesStep:
             topic.attributes
             or is_retry_topic(header.topic)
             or len(body) > self._store.config.max_message_size
-            or scan_properties(common)[1] & REWRITES
+            or scan_properties(common)[1] & (DECISIONS | EDITS)
             or names.find_property(common, names.PROPERTY_PGROUP) is None
         ):
             raise self._illegal("send these half messages one by one with SEND_MESSAGE_V2 (310)")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from skylark.broker.send.handlers import PutHandlers
+from skylark.broker.send.send_step import SendStep
 from skylark.core.hashing import encode_offset_id, java_hash
 from skylark.net.dispatch import LATER
 from skylark.testing.fault_plan import FaultPlan
@@ -69,6 +70,44 @@ async def test_malformed_properties_are_normalised(
         (record,) = world.records("T")
         assert record.properties == {**kept, **ADDED, "UNIQ_KEY": unique_id}
         assert record.raw_properties.count(b"\x01") == len(record.properties)
+
+
+ADDED_TEXT = "MSG_REGION\x01DefaultRegion\x02TRACE_ON\x01true\x02CLUSTER\x01DefaultCluster\x02"
+
+
+@pytest.mark.parametrize(
+    ("properties", "kept"),
+    [
+        (
+            "UNIQ_KEY\x01U\x02TRACE_ON\x01no\x02a\x011\x02",
+            "UNIQ_KEY\x01U\x02TRACE_ON\x01true\x02a\x011\x02"
+            "MSG_REGION\x01DefaultRegion\x02CLUSTER\x01DefaultCluster\x02",
+        ),
+        (
+            "CLUSTER\x01mine\x02UNIQ_KEY\x01U\x02MSG_REGION\x01mine\x02TRACE_ON\x01true",
+            "CLUSTER\x01DefaultCluster\x02UNIQ_KEY\x01U\x02"
+            "MSG_REGION\x01DefaultRegion\x02TRACE_ON\x01true\x02",
+        ),
+        ("UNIQ_KEY\x01U\x02POP_CK\x010 1\x02a\x011", f"UNIQ_KEY\x01U\x02a\x011\x02{ADDED_TEXT}"),
+        ("a\x011\x02UNIQ_KEY\x01U\x02a\x012\x02", f"a\x012\x02UNIQ_KEY\x01U\x02{ADDED_TEXT}"),
+        ("a\x01\x02UNIQ_KEY\x01U\x02word\x02\x01x", f"UNIQ_KEY\x01U\x02{ADDED_TEXT}"),
+        (
+            "UNIQ_KEY\x01U\x02TRAN_MSG\x01true\x02TRACE_ON\x01no\x02POP_CK\x01x\x02",
+            "UNIQ_KEY\x01U\x02TRAN_MSG\x01true\x02TRACE_ON\x01true\x02"
+            "MSG_REGION\x01DefaultRegion\x02CLUSTER\x01DefaultCluster\x02"
+            "__transactionId__\x01U\x02REAL_TOPIC\x01T\x02REAL_QID\x010\x02",
+        ),
+    ],
+)
+async def test_names_that_the_broker_replaces_or_removes_stay_on_the_fast_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, properties: str, kept: str
+) -> None:
+    """Replaced values keep their place; what is missing is appended."""
+    monkeypatch.setattr(SendStep, "_rewrite", None)
+    async with stored(tmp_path) as world:
+        assert (await world.send(properties=properties)).code == 0
+        (record,) = world.records("RMQ_SYS_TRANS_HALF_TOPIC" if "TRAN_MSG" in kept else "T")
+        assert record.raw_properties.decode() == kept
 
 
 async def test_the_long_names_do_the_same(tmp_path: Path) -> None:
