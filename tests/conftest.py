@@ -19,6 +19,9 @@ if os.environ.get("CI"):
     settings.load_profile("fixed")
 
 
+TIMEOUT_S = 300  # a test that waits forever fails instead of holding everything up
+
+
 def folder_of(node_id: str) -> str:
     """``tests/unit/wire/test_frame.py::test_x`` -> ``tests/unit/wire``."""
     return str(PurePosixPath(node_id.partition("::")[0]).parent)
@@ -53,6 +56,10 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # Not a setting in pyproject.toml: the first test of a newcomer, saved in the checkout, would
+    # then need pytest-timeout.
+    if config.getvalue("timeout") is None:
+        config.option.timeout = TIMEOUT_S
     config.addinivalue_line(
         "markers",
         "serves(*codes): requests that this test of an item of the specification shows served;"

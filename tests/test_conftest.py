@@ -28,6 +28,10 @@ def test_folder_of(node_id: str, folder: str) -> None:
     assert folder_of(node_id) == folder
 
 
+def test_every_test_has_a_time_limit(pytestconfig: pytest.Config) -> None:
+    assert pytestconfig.getvalue("timeout")  # without one, a test could wait forever
+
+
 @pytest.mark.parametrize(
     ("node_id", "group"),
     [

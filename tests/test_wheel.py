@@ -1,7 +1,7 @@
 """The wheel of the project, alone in an environment: demo and pytest plugin work from there.
 
-Nothing of the checkout is in sight, and no extra is installed. The same with Spark is in
-``tests/interop/test_spark_wheel.py``.
+Nothing of the checkout is in sight, and no extra but ``pytest`` is installed. The same with Spark
+is in ``tests/interop/test_spark_wheel.py``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import skylark
 from tests.interop.clean_environment import CleanEnvironment
 from tools.release.artifacts import metadata_of, wheel_problems
 
+ROOT = Path(__file__).parents[1]
 RUN_WITHIN_S = 120
 #: A project of somebody else.
 USERS_TEST = """
@@ -36,7 +37,7 @@ def test_x(rocketmq, rocketmq_topic, rocketmq_group):
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> CleanEnvironment:
     folder = tmp_path_factory.mktemp("wheel") / "environment"
-    return CleanEnvironment(folder, extras=(), beside=("pytest",))
+    return CleanEnvironment(folder, extras=("pytest",))
 
 
 def run(
@@ -91,5 +92,16 @@ def test_the_pytest_plugin_serves_other_projects(
     environment: CleanEnvironment, tmp_path: Path
 ) -> None:
     (tmp_path / "test_users.py").write_text(USERS_TEST.format(packages=str(environment.packages)))
-    done = run(environment, tmp_path, "python", "-m", "pytest", "-q", "-W", "error")
+    scope = "asyncio_default_fixture_loop_scope=function"  # else pytest-asyncio warns
+    done = run(environment, tmp_path, "python", "-m", "pytest", "-q", "-W", "error", "-o", scope)
+    assert "1 passed" in done.stdout
+
+
+def test_the_extra_pytest_is_enough_for_a_test_inside_the_checkout(
+    environment: CleanEnvironment, tmp_path: Path
+) -> None:
+    """A reader of the README saves a first test there, under the settings of ``pyproject.toml``."""
+    (tmp_path / "test_users.py").write_text("async def test_x(rocketmq_virtual):\n    pass\n")
+    settings = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path))
+    done = run(environment, tmp_path, "python", "-m", "pytest", "-q", *settings, "test_users.py")
     assert "1 passed" in done.stdout

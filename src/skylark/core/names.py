@@ -97,7 +97,9 @@ BUILT_IN_GROUPS: Final = (
 
 NAMESRV_PORT: Final = 9876
 LOCAL_NAMESRV: Final = f"127.0.0.1:{NAMESRV_PORT}"  # what the command line falls back to
+#: The variables that name servers come from, in this order.
 NAMESRV_VARIABLES: Final = ("SKYLARK_NAMESRV", "NAMESRV_ADDR", "ROCKETMQ_NAMESRV_ADDR")
+NAMESRV_VARIABLE_DOCUMENTED: Final = NAMESRV_VARIABLES[1]  # Java's; documents and hints name it
 ADDRESS_COUNT_MAX: Final = 256
 _URL_SCHEME: Final = "rocketmq://"
 
@@ -435,7 +437,7 @@ def resolve_namesrv(
                 raise ConfigError(f"name server from {source}: {error}") from error
     raise ConfigError(
         "no name server is given",
-        hint=f'pass ClientOptions(namesrv="{LOCAL_NAMESRV}"), or set {NAMESRV_VARIABLES[0]}',
+        hint=f'pass ClientOptions(namesrv="{LOCAL_NAMESRV}"), or set {NAMESRV_VARIABLE_DOCUMENTED}',
     )
 
 

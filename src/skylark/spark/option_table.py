@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from skylark.core.errors import ConfigError
-from skylark.core.names import NAMESRV_VARIABLES
+from skylark.core.names import NAMESRV_VARIABLE_DOCUMENTED, NAMESRV_VARIABLES
 
 T = TypeVar("T")
 
@@ -249,7 +249,7 @@ def make_connection(
         raise ConfigError(
             "no name server is given",
             hint='give its address, .option("nameServer", "host:9876"), or set'
-            f" {NAMESRV_VARIABLES[-1]} for the driver",
+            f" {NAMESRV_VARIABLE_DOCUMENTED} for the driver",
         )
     access_key, secret_key = values.get("accessKey"), values.get("secretKey")
     if (access_key is None) != (secret_key is None):

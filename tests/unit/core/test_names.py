@@ -347,9 +347,7 @@ def test_order_of_name_server_sources() -> None:
     assert resolved() == ("ROCKETMQ_NAMESRV_ADDR", "r:1")
     environ.clear()
     assert resolved() == ("default", "127.0.0.1:9876")
-    with pytest.raises(
-        ConfigError, match=r"no name server is given: pass .* or set SKYLARK_NAMESRV"
-    ):
+    with pytest.raises(ConfigError, match=r"no name server is given: pass .* or set NAMESRV_ADDR"):
         names.resolve_namesrv(None, environ)
 
 

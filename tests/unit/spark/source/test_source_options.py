@@ -122,7 +122,7 @@ def test_a_stream_has_no_end() -> None:
 def test_there_must_be_a_topic_and_a_name_server() -> None:
     with pytest.raises(ConfigError, match=r"one of topic, topics and topicsPattern.*none is given"):
         options(without="topic")
-    with pytest.raises(ConfigError, match=r"no name server is given.*ROCKETMQ_NAMESRV_ADDR"):
+    with pytest.raises(ConfigError, match=r"no name server is given.*or set NAMESRV_ADDR"):
         options(without="nameserver")
     found = source_options(
         {"topic": "T"}, streaming=False, environ={"ROCKETMQ_NAMESRV_ADDR": "h:1"}
