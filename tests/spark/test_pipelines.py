@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from skylark import ClientOptions, Message
 from skylark.cli import pipeline_commands as pipeline_command
 from skylark.cli.main import cli
+from skylark.client.blocking import blocking_functions
 from skylark.spark.jobs.job_runner import JobProgress
 from skylark.sync import Admin, MetricsEndpoint, Producer, read_arrow, serve_metrics
 from tests.support.up import cluster
@@ -305,7 +306,7 @@ def test_metrics_of_a_run(site: Site, tmp_path: Path, monkeypatch: pytest.Monkey
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(pipeline_command, "bars", lambda *_: nullcontext(scrape))
-    monkeypatch.setattr("skylark.sync.serve_metrics", serve)
+    monkeypatch.setattr(blocking_functions, "serve_metrics", serve)
     (run,) = done("run", file, "--metrics-port", 0)
     assert (run["state"], run["rows"]) == ("stopped", 7)
     assert 'skylark_spark_query_running{query="p"} 1' in seen[0]

@@ -229,8 +229,8 @@ def _served_metrics(
     if port is None:
         yield None
         return
+    from skylark.client.blocking.blocking_functions import serve_metrics
     from skylark.spark.lag_listener import process_listener
-    from skylark.sync import serve_metrics
 
     with serve_metrics(port, host=host) as served:
         context.output.info(f"metrics: {served.url}")
