@@ -20,8 +20,9 @@ bits it has; acks that come later are records.
 **Given back.** A consumer that stops gives its messages back with an invisible time of a second.
 The buffer keeps such a message as a *part* of its check-point, with an end of its own. Then the
 broker makes the copy for the retry topic from memory, without timer wheel and revive queue. The bit
-of the check-point is set when the part is finished, so that a crash in between repeats the message.
-A check-point that is written takes its parts along.
+of the check-point is set when the part is finished, so that a crash in between repeats the message,
+and not by an ack with the old handle. Another change by the old handle makes one more part, and one
+more copy, as it does without merging. A check-point that is written takes its parts along.
 
 This is a pure machine: times come as arguments, and the caller writes. One check-point costs one
 object and one dictionary entry, an ack a look-up; deadlines are kept in buckets of
@@ -193,11 +194,16 @@ class CheckPointBuffer:
         return self._held.get(key)
 
     def ack(self, held: Held, queue_offsets: Sequence[int]) -> None:
-        """Mark messages as acknowledged; offsets that the check-point does not have are ignored."""
-        point = held.point
+        """Mark messages as acknowledged.
+
+        Offsets that the check-point does not have are ignored, and those of messages with an
+        invisible time of their own: the handle of the pop does not count any more.
+        """
+        point, parts = held.point, held.parts or ()
         for offset in queue_offsets:
-            point.mark(offset)
-        if point.bits == point.all_bits:
+            if all(part.point.start_offset != offset for part in parts):
+                point.mark(offset)
+        if point.bits == point.all_bits and not parts:
             self.finish(held)
 
     def change(self, held: Held, point: CheckPoint, now_ms: int) -> bool:
@@ -206,6 +212,7 @@ class CheckPointBuffer:
         if (
             not 0 <= point.invisible_ms <= PART_INVISIBLE_MAX_MS
             or whole.is_finished
+            or len(whole.parts or ()) >= BITS
             or point.key in self._held
         ):
             return False
@@ -229,10 +236,6 @@ class CheckPointBuffer:
         if whole is not None:
             self._drop_part(held)
             self.ack(whole, (held.point.start_offset,))
-            return
-        for part in tuple(held.parts or ()):
-            # Acked by another handle: the message is settled.
-            self._drop_part(part)
 
     def _drop_part(self, part: Held) -> None:
         part.is_finished = True
