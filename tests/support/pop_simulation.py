@@ -188,6 +188,10 @@ class SimOffsets:
         assert (group, queue_id) == (GROUP, 0)
         return self.committed[topic]
 
+    def has_reset(self, group: str, topic: str, queue_id: int) -> bool:
+        assert (group, topic in self.committed, queue_id) == (GROUP, True, 0)
+        return False
+
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         assert (group, queue_id) == (GROUP, 0)
         assert offset >= self.committed[topic], "an offset goes back"

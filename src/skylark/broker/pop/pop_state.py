@@ -394,11 +394,18 @@ class PopState:
     # ---- out of memory ---------------------------------------------------------------------------
 
     def _commit(self, held: Held) -> None:
-        """Commit the offset of a queue if the check-points at its head are finished."""
+        """Commit the offset of a queue if the check-points at its head are finished.
+
+        Not over a reset that no pop has taken yet, and never backwards: pull consumers of the group
+        may have committed more.
+        """
         offset = self._buffer.take_commit(held)
-        if offset is not None:
-            point = (held.whole or held).point
-            self._offsets.commit(point.group, point.topic, point.queue_id, offset)
+        if offset is None:
+            return
+        point, offsets = (held.whole or held).point, self._offsets
+        queue = point.group, point.topic, point.queue_id
+        if not offsets.has_reset(*queue) and offset > offsets.get(*queue):
+            offsets.commit(*queue, offset)
 
     def _arm(self) -> None:
         """Set the timer for the next deadline."""
