@@ -107,6 +107,7 @@ class PopState:
         self._log_end: Callable[[], int] = int
         self._may_merge = False  # the setting is on, and the file of offsets says so
         self._due_timer: TimerHandle | None = None
+        self._armed_ms: int | None = None  # when the timer fires
         self._unsaved: list[Pending[None]] = []  # pops that wait for their first offset
         self._is_unsaved = False
         self._tasks = Tasks("pop state")
@@ -315,7 +316,7 @@ class PopState:
             pending = self._put(check_point, revive_queue_id)
             if not self._buffer.add_finished((topic, group, queue_id), next_offset):
                 self._offsets.commit(group, topic, queue_id, next_offset)
-        elif self._due_timer is None:
+        else:
             self._arm()
         self.in_flight_counts.add(topic, group, queue_id, len(check_point.offset_diffs))
         if self._is_unsaved:
@@ -408,17 +409,20 @@ class PopState:
             offsets.commit(*queue, offset)
 
     def _arm(self) -> None:
-        """Set the timer for the next deadline."""
+        """Set the timer for the next deadline, if that has changed."""
+        due_ms = self._buffer.next_due_ms()
+        if due_ms == self._armed_ms:
+            return
         if self._due_timer is not None:
             self._due_timer.cancel()
             self._due_timer = None
-        due_ms = self._buffer.next_due_ms()
+        self._armed_ms = due_ms
         if due_ms is not None:
             delay_s = max(0.0, (due_ms - self._clock.now_ms()) / 1_000)
             self._due_timer = self._clock.call_later(delay_s, self._write_due)
 
     def _write_due(self) -> None:
-        self._due_timer = None
+        self._due_timer = self._armed_ms = None
         now_ms = self._clock.now_ms()
         for held in self._buffer.due(now_ms, WRITTEN_PER_TURN):
             try:

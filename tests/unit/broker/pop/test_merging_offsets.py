@@ -54,3 +54,15 @@ async def test_a_reset_that_no_pop_has_taken_wins_over_acks(
         assert [message.offset for message in again] == list(range(target, 5))
         await client.ack_all(again)
         assert (client.committed(), stored_offset(client)) == (5, 5)
+
+
+@MERGING
+async def test_a_short_time_after_a_long_one_is_kept(tmp_path: Path, merge: str) -> None:
+    settings = {"enablePopBufferMerge": merge, "popCkStayBufferTime": "60000"}
+    async with popping(tmp_path, **settings) as client:  # type: ignore[arg-type]
+        await client.world.clock.advance(1)
+        await fill(client, 2)
+        await client.pop(maxMsgNums=1, invisibleTime=100_000)
+        (short,) = await client.pop(maxMsgNums=1, invisibleTime=10_000)
+        await client.world.clock.advance(16)
+        assert [message.body for message in await client.pop()] == [short.body]
