@@ -71,10 +71,13 @@ class Notifications:
     ) -> NotificationResponseHeader | Pending[NotificationOutcome]:
         peer, header = held.peer, held.request
         self._check(peer, header)
+        self._checks.attempt(header.attempt_id)
         wanted = PopFilter()
         is_filtered = self._live.current.pop.use_message_filter_for_notification
         if is_filtered and header.exp_type:
             wanted = self._checks.filter(header.exp_type, header.exp)
+        else:
+            header.exp = None  # of any size, and not used while the request waits
         if self._has_messages(peer, header, wanted):
             return NotificationResponseHeader(has_msg=True)
         wait_ms = wait_time_ms(header.born_time, header.poll_time, self._clock.now_ms())

@@ -39,8 +39,14 @@ POP_COUNT_MAX: Final = 32
 #: Characters of the name of a group that is not looked up; Java's ``CHARACTER_MAX_LENGTH``.
 GROUP_NAME_MAX: Final = 255
 PARSE_FAILED: Final = "parse the consumer's subscription failed"
+#: Characters of the id of an attempt, which ordered consumption keeps and saves; clients send 36.
+ATTEMPT_ID_MAX: Final = 1_024
 #: Filters that are kept, so that most pops need not parse theirs.
 FILTERS_KEPT_MAX: Final = 1_000
+#: Characters of all these; a filter of tags takes some fifty times as many bytes.
+FILTERS_SIZE_MAX: Final = 1 << 18
+#: Characters of a filter that is noted for administrators.
+NOTED_SIZE_MAX: Final = 4_096
 #: How often the subscription of a pop is noted.
 NOTED_INTERVAL_MS: Final = 60_000
 
@@ -84,7 +90,9 @@ class PopChecks:
         self._consumers = consumers
         self._clock = clock
         self._filters: dict[tuple[str | None, str], PopFilter] = {}
-        self._noted: dict[tuple[str, str, str | None, str | None], int] = {}
+        self._filters_size = 0
+        #: By group, topic, type of filter, and hash of the filter.
+        self._noted: dict[tuple[str, str, str | None, int], int] = {}
 
     def broker(self, verb: str) -> None:
         """Raise BrokerError if nothing may be read here; ``verb`` for the remark."""
@@ -112,6 +120,13 @@ class PopChecks:
             ip = self._live.current.broker_ip1
             raise InvalidParameterError(
                 f"the broker[{ip}] pop message's num is greater than {POP_COUNT_MAX}"
+            )
+
+    def attempt(self, attempt_id: str | None) -> None:
+        """Raise BrokerError for the id of an attempt that is too long to be kept."""
+        if attempt_id is not None and len(attempt_id) > ATTEMPT_ID_MAX:
+            raise InvalidParameterError(
+                f"attemptId has {len(attempt_id)} characters, at most {ATTEMPT_ID_MAX} are possible"
             )
 
     def count_not_negative(self, count: int) -> None:
@@ -162,16 +177,24 @@ class PopChecks:
         found = self._filters.get(key)
         if found is None:
             found = _parse(kind, expression)
-            if len(self._filters) >= FILTERS_KEPT_MAX:
-                del self._filters[next(iter(self._filters))]
-            self._filters[key] = found
+            self._keep(key, found)
         return found
+
+    def _keep(self, key: tuple[str | None, str], found: PopFilter) -> None:
+        self._filters[key] = found
+        self._filters_size += len(key[1])
+        while len(self._filters) > FILTERS_KEPT_MAX or self._filters_size > FILTERS_SIZE_MAX:
+            oldest = next(iter(self._filters))
+            del self._filters[oldest]
+            self._filters_size -= len(oldest[1])
 
     def note_subscription(
         self, group: str, topic: str, kind: str | None, expression: str | None
     ) -> None:
         """Keep the subscription of a pop in the consumer table, for administrators."""
-        key, now_ms = (group, topic, kind, expression), self._clock.steady_ms()
+        if expression is not None and len(expression) > NOTED_SIZE_MAX:
+            return
+        key, now_ms = (group, topic, kind, hash(expression)), self._clock.steady_ms()
         noted_ms = self._noted.get(key)
         if noted_ms is not None and now_ms - noted_ms < NOTED_INTERVAL_MS:
             return

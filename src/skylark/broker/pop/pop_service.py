@@ -132,6 +132,7 @@ class PopMessages:
             return PopResult(ResponseCode.POLLING_TIMEOUT, remark, header)
         checks.broker("pop")
         checks.count(header.max_msg_nums)
+        checks.attempt(header.attempt_id)
         checks.role()
         topic = checks.topic(peer, header)
         group = checks.group(header.consumer_group)

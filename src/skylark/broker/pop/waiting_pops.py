@@ -9,7 +9,8 @@ A message in the POP retry topic of a group wakes requests of that group for the
 whatever their filter and queue: every pop looks into both.
 
 Limits, as in Java: :attr:`WaitingPops.count_max` requests in all, one more than
-:attr:`WaitingPops.per_key_max` for a topic, group and queue.
+:attr:`WaitingPops.per_key_max` for a topic, group and queue. And, as filters may be large, their
+size in all: :attr:`WaitingPops.size_max`.
 
 Pure: times are milliseconds of any one clock. Counterpart of Java's ``PopLongPollingService``.
 """
@@ -17,7 +18,7 @@ Pure: times are milliseconds of any one clock. Counterpart of Java's ``PopLongPo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from skylark.broker.api import Peer
 from skylark.broker.pull.due_times import NEVER, DueTimes
@@ -26,6 +27,10 @@ from skylark.broker.pull.waiter_index import Waiter, WaiterIndex
 from skylark.core.names import pop_retry_topic
 from skylark.filter.sql_eval import SqlFilter
 from skylark.filter.tag import TagFilter
+
+#: Bytes of all filters of requests that wait.
+SIZE_MAX: Final = 128 << 20
+_TAG_SIZE: Final = 128  # bytes of one tag in a filter, about
 
 #: Topic, group, queue.
 WaitKey: TypeAlias = tuple[str, str, int]
@@ -40,6 +45,13 @@ class WaitingPop(Waiter, eq=False, kw_only=True):
     held: HeldRequest
     due_ms: int
 
+    @property
+    def size(self) -> int:
+        """The bytes of its filter, about."""
+        tags, sql = self.tags, self.sql
+        size = 0 if tags is None or tags.codes is None else _TAG_SIZE * len(tags.tags)
+        return size if sql is None else size + len(sql.text)
+
 
 class WaitingPops:
     """All waiting requests of one kind."""
@@ -50,6 +62,9 @@ class WaitingPops:
         self.awaited = awaited
         self.count_max = 0
         self.per_key_max = 0
+        self.size_max = SIZE_MAX
+        #: Bytes of all filters.
+        self.size = 0
         self._count = 0
         self._index: WaiterIndex[WaitingPop] = WaiterIndex()
         self._due: DueTimes[WaitingPop] = DueTimes(self.__len__)
@@ -80,6 +95,9 @@ class WaitingPops:
         if self._count >= self.count_max or self._index.count(key) > self.per_key_max:
             return None
         waiting = WaitingPop(key=key, tags=tags, sql=sql, held=held, due_ms=due_ms)
+        if self.size + waiting.size > self.size_max:
+            return None
+        self.size += waiting.size
         self._index.add(waiting)
         self._peers.setdefault(held.peer, {})[waiting] = None
         for each in _topics(topic, group):
@@ -140,6 +158,7 @@ class WaitingPops:
     def _take(self, waiting: list[WaitingPop]) -> list[HeldRequest]:
         for each in waiting:
             each.due_ms = NEVER
+            self.size -= each.size
             self._index.remove(each)
             of_peer = self._peers[each.held.peer]
             del of_peer[each]

@@ -3,7 +3,8 @@
 A queue may have thousands of waiting requests, most of which want other messages than the one that
 arrives. So an arriving message does not visit them all: it finds those without a filter, and those
 with the hash of its tag; of the requests with an SQL filter it evaluates each distinct expression
-once. A request that wants several tags stands under each of them.
+once. A request that wants several tags stands under each of them; one that wants more than
+:data:`CODES_MAX` stands with those of the same filter, which is asked once.
 
 The key is a queue in the widest sense: held pulls use ``(topic, queue id)``, of which a message
 wakes all waiters that it passes (:meth:`WaiterIndex.passing`); requests that share a queue, such as
@@ -19,12 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from itertools import count
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from skylark.filter.sql_eval import SqlFilter
 from skylark.filter.tag import TagFilter, low_int
+
+#: A waiter stands under as many tags at most.
+CODES_MAX: Final = 64
 
 
 class Waiter(msgspec.Struct, eq=False, kw_only=True):
@@ -41,6 +45,9 @@ class Waiter(msgspec.Struct, eq=False, kw_only=True):
 WaiterT = TypeVar("WaiterT", bound=Waiter)
 #: An ordered set.
 _Group = dict[WaiterT, None]
+#: What the waiters of a group have in common, besides a tag: the text of their SQL filter or None,
+#: and if they want too many tags to stand under each, the hashes of these.
+_Common: TypeAlias = str | tuple[str | None, frozenset[int]] | None
 
 
 def passes(waiter: Waiter, tags_code: int | None, properties: bytes | None) -> bool:
@@ -57,9 +64,9 @@ class _Queue(Generic[WaiterT]):
 
     def __init__(self) -> None:
         self.all: _Group[WaiterT] = {}
-        #: Hash of a tag, or None for waiters that take every tag -> text of an SQL filter, or None
-        #: for waiters without one -> waiters. No group is empty.
-        self.by_code: dict[int | None, dict[str | None, _Group[WaiterT]]] = {}
+        #: Hash of a tag, or None for waiters of every tag and of too many -> what they have in
+        #: common -> waiters. No group is empty.
+        self.by_code: dict[int | None, dict[_Common, _Group[WaiterT]]] = {}
 
 
 class WaiterIndex(Generic[WaiterT]):
@@ -90,9 +97,9 @@ class WaiterIndex(Generic[WaiterT]):
         if queue is None:
             queue = self._queues[waiter.key] = _Queue()
         queue.all[waiter] = None
-        text = None if waiter.sql is None else waiter.sql.text
-        for code in _codes(waiter):
-            queue.by_code.setdefault(code, {}).setdefault(text, {})[waiter] = None
+        codes, common = _place(waiter)
+        for code in codes:
+            queue.by_code.setdefault(code, {}).setdefault(common, {})[waiter] = None
 
     def remove(self, waiter: WaiterT) -> None:
         """Remove a waiter that was added and not removed since."""
@@ -101,13 +108,13 @@ class WaiterIndex(Generic[WaiterT]):
         if not queue.all:
             del self._queues[waiter.key]
             return
-        text = None if waiter.sql is None else waiter.sql.text
-        for code in _codes(waiter):
+        codes, common = _place(waiter)
+        for code in codes:
             groups = queue.by_code[code]
-            group = groups[text]
+            group = groups[common]
             del group[waiter]
             if not group:
-                del groups[text]
+                del groups[common]
                 if not groups:
                     del queue.by_code[code]
 
@@ -143,19 +150,21 @@ def _passing_groups(
     queue: _Queue[WaiterT], tags_code: int, properties: bytes | None
 ) -> Iterator[_Group[WaiterT]]:
     for code in {None, tags_code, low_int(tags_code)}:
-        for text, group in queue.by_code.get(code, {}).items():
-            if text is None or properties is None:
+        for common, group in queue.by_code.get(code, {}).items():
+            # One without a filter passes; for the others the first waiter of the group answers.
+            if common is None or passes(next(iter(group)), tags_code, properties):
                 yield group
-            else:
-                sql = next(iter(group)).sql
-                assert sql is not None, "the key of its group is the text of the filter"
-                if sql.matches_raw(properties):
-                    yield group
 
 
-def _codes(waiter: Waiter) -> frozenset[int] | tuple[None]:
+def _place(waiter: Waiter) -> tuple[frozenset[int] | tuple[None], _Common]:
+    """The hashes under which a waiter stands, and its group there."""
     codes = None if waiter.tags is None else waiter.tags.codes
-    return (None,) if codes is None else codes
+    text = None if waiter.sql is None else waiter.sql.text
+    if codes is None:
+        return (None,), text
+    if len(codes) > CODES_MAX:
+        return (None,), (text, codes)
+    return codes, text
 
 
 def _order(waiter: Waiter) -> int:

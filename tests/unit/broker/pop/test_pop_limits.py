@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from skylark.broker.pop import pop_queues
 from skylark.broker.pop.acknowledge import BATCH_ENTRIES_MAX
 from skylark.broker.pop.in_flight import InFlightCounts
+from skylark.broker.pop.pop_checks import ATTEMPT_ID_MAX, FILTERS_SIZE_MAX
 from skylark.broker.pop.pop_queues import BYTES_MAX
 from skylark.store.commit_log import Draft
 from skylark.store.store_results import PutResult
@@ -277,3 +279,61 @@ async def test_a_message_above_the_bound_of_a_pop_is_popped_alone(
             answer = await client.answer()
             assert len(client.popped(answer)) == 1
             assert (answer.ext or {})["restNum"] == rest
+
+
+@pytest.mark.parametrize("code", [RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION])
+async def test_an_attempt_id_that_is_too_long_is_refused(tmp_path: Path, code: int) -> None:
+    """Ordered consumption keeps it, and writes it to a file."""
+    async with popping(tmp_path) as client:
+        await fill(client, 1)
+        fields = client.request(order="true", attemptId="x" * (ATTEMPT_ID_MAX + 1))
+        answer = await client.world.call(code, fields)
+        assert (answer.code, str(ATTEMPT_ID_MAX) in (answer.remark or "")) == (29, True)
+        assert not client.world.features.pop.order_pops.snapshot().table
+        fields["attemptId"] = "x" * ATTEMPT_ID_MAX
+        assert (await client.world.call(code, fields)).code == 0
+
+
+async def test_the_filters_that_are_kept_have_a_bounded_size(tmp_path: Path) -> None:
+    async with popping(tmp_path) as client:
+        checks = client.world.features.pop.service._messages._checks
+        for number in range(40):
+            tags = "||".join(f"{number}.{each}" for each in range(7_000))
+            assert (await client.answer(exp=tags)).code == 210
+        kept = [expression for _, expression in checks._filters]
+        assert kept
+        assert sum(map(len, kept)) <= FILTERS_SIZE_MAX
+        assert checks._filters_size == sum(map(len, kept))
+        assert all(len(str(key)) < 100 for key in checks._noted)
+        consumers = client.world.features.groups.consumers
+        assert consumers.subscription("g", "T") is None  # too long to be kept for reports
+        assert (await client.answer(exp="a||b")).code == 210
+        noted = consumers.subscription("g", "T")
+        assert noted is not None
+        assert noted.sub_string == "a||b"
+
+
+async def test_waiting_pops_have_filters_of_a_bounded_size(tmp_path: Path) -> None:
+    async with popping(tmp_path) as client:
+        held = client.world.features.pop.service.pops.held
+        held.size_max = 100_000
+        tags = "||".join(map(str, range(500)))
+        waiting = [await client.begin(exp=f"{tags}||{number}x") for number in range(3)]
+        assert [task.done() for task in waiting] == [False, True, True]
+        assert (await waiting[1]).code == 209
+        short = [await client.begin(exp="a") for _ in range(20)]
+        assert not any(task.done() for task in short)
+        await client.world.clock.advance(20)
+        assert {(await task).code for task in (waiting[0], *short)} == {210}
+        assert held.size == 0
+
+
+async def test_a_waiting_notification_keeps_no_filter_that_it_does_not_use(tmp_path: Path) -> None:
+    async with popping(tmp_path, useMessageFilterForNotification="false") as client:
+        fields = client.request(exp="x" * 1_000_000, pollTime=15_000)
+        answer = asyncio.create_task(client.world.call(RequestCode.NOTIFICATION, fields))
+        await client.world.clock.drain()
+        (waiting,) = client.world.features.pop.service.notifications.held._index
+        assert waiting.held.request.exp is None
+        await fill(client, 1)
+        assert ((await answer).ext or {})["hasMsg"] == "true"

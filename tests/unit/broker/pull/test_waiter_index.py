@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skylark.broker.pull.waiter_index import Waiter, WaiterIndex, passes
+from skylark.broker.pull.waiter_index import CODES_MAX, Waiter, WaiterIndex, passes
 from skylark.core.hashing import java_hash
 from skylark.filter.sql_eval import compile_sql
 from skylark.filter.tag import TagFilter, parse_tags
@@ -19,6 +19,8 @@ TAGS = (
     parse_tags("a"),
     parse_tags("a || b"),
     parse_tags("b || c"),
+    parse_tags("||".join(["a", "b", *map(str, range(CODES_MAX))])),
+    parse_tags("||".join(["b", *map(str, range(CODES_MAX))])),
     TagFilter([]),
     TagFilter([java_hash("a") + (1 << 32)]),  # of a client that computes longer hashes
 )
@@ -102,3 +104,23 @@ def test_each_expression_is_evaluated_once(monkeypatch: Any) -> None:
     monkeypatch.setattr(type(compile_sql("n > 1")), "matches_raw", counting)
     assert len(index.passing("queue", 0, b"n\x012\x02")) == 1_000
     assert sorted(asked) == ["n > 1", "n > 2"]
+
+
+def test_a_filter_of_very_many_tags_has_one_entry_and_is_asked_once(monkeypatch: Any) -> None:
+    index: WaiterIndex[Waiter] = WaiterIndex()
+    tags = parse_tags("||".join(map(str, range(10_000))))
+    for _ in range(100):
+        index.add(Waiter(key="queue", tags=tags))
+    (queue,) = index._queues.values()
+    assert [len(groups) for groups in queue.by_code.values()] == [1]
+    asked = []
+    matches = TagFilter.matches
+
+    def counting(tag_filter: TagFilter, tags_code: int) -> bool:
+        asked.append(tags_code)
+        return matches(tag_filter, tags_code)
+
+    monkeypatch.setattr(TagFilter, "matches", counting)
+    assert len(index.passing("queue", java_hash("9999"), None)) == 100
+    assert index.passing("queue", java_hash("other"), None) == []
+    assert asked == [java_hash("9999"), java_hash("other")]
