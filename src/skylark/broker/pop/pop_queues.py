@@ -214,12 +214,16 @@ class PopQueues:
         if found.is_full():
             found.rest += max(0, max_offset - offset)
             return
-        result = self._read(topic, queue_id, offset, wanted, found)
-        if result.status in _CORRECTED:
-            offset = result.next_offset
-            result.release()
-            self._state.advance(topic, group, queue_id, offset)
+        try:
             result = self._read(topic, queue_id, offset, wanted, found)
+            if result.status in _CORRECTED:
+                offset = result.next_offset
+                result.release()
+                self._state.advance(topic, group, queue_id, offset)
+                result = self._read(topic, queue_id, offset, wanted, found)
+        except BrokerError as error:
+            found.error = found.error or error
+            return
         if not found.has_room_for(result):
             found.rest += max(0, result.max_offset - offset)
             result.release()

@@ -14,8 +14,9 @@ until messages are acknowledged.
 **Waiting.** A pop that finds nothing waits until ``bornTime + pollTime``
 (:mod:`skylark.broker.pop.waiting_pop_runner`); 209 if too many wait, 210 if its time is over.
 
-What was taken is answered when its check-points are durable. A check-point that cannot be kept
-leaves its messages where they are; if nothing else was found, the pop gets that error.
+What was taken is answered when its check-points are durable. A queue that cannot be read gives
+nothing, and a check-point that cannot be kept leaves its messages where they are; if nothing else
+was found, the pop gets that error.
 
 Messages are views of the log, leased until the endpoint releases them. Counterpart of Java's
 ``PopMessageProcessor`` and ``PeekMessageProcessor``.

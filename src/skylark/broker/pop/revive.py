@@ -213,7 +213,7 @@ class ReviveQueue:
         self.counts.check_points += 1
         self._totals.count_read(point.group, point.topic, self.queue_id, CHECK_POINT)
         first_offset = self._seen.get(hash(record.body), record.queue_offset)
-        is_repeated = first_offset < record.queue_offset
+        is_repeated = first_offset < record.queue_offset or self._waits(point)
         waiting = Point(point, record.queue_offset, is_repeated)
         self._points.append(waiting)
         if len(self._points) >= POINTS_MAX:
@@ -224,6 +224,15 @@ class ReviveQueue:
             self._by_key[point.key] = waiting
             for offset in self._early_acks.pop(point.key, ()):
                 point.mark(offset)
+
+    def _waits(self, point: CheckPoint) -> bool:
+        """Whether a check-point is in memory already: the queue was cut, and is read again."""
+        waiting = self._by_key.get(point.key)
+        return (
+            waiting is not None
+            and waiting.point.invisible_ms == point.invisible_ms
+            and list(waiting.point.offset_diffs) == list(point.offset_diffs)
+        )
 
     def _read_ack(self, record: ReviveRecord) -> None:
         if record.tag not in (ACK_TAG, BATCH_ACK_TAG):

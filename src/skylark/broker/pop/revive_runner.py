@@ -248,6 +248,9 @@ class ReviveRunner:
                     await yield_once()
             except StoreError as error:
                 logger.error("the revive of popped messages failed and will retry: %s", error)  # noqa: TRY400
+            except Exception:
+                # Without this task no popped message would ever come back.
+                logger.exception("the revive of popped messages failed and will retry")
             self._rest()
 
     async def _topics_saved(self) -> bool:
