@@ -72,6 +72,7 @@ class PopServer(ScriptedServer):
         super().__init__(network, clock)
         self.clock = clock
         self.name = name
+        self.topic = "T"  # of all messages
         self.messages: list[Held] = []
         self.mode = MessageRequestMode.POP
         self.broker_names = [name]  # of topic T
@@ -187,7 +188,7 @@ class PopServer(ScriptedServer):
         if each.tag:
             properties["TAGS"] = each.tag
         return encode_record(
-            topic="T",
+            topic=self.topic,
             body=each.body,
             properties=encode_properties(properties).encode(),
             queue_id=each.queue_id,
@@ -271,10 +272,10 @@ class PopWorld:
         return self.servers[0]
 
     def serve_brokers(self, *servers: PopServer) -> None:
-        """Topic T is on these brokers."""
+        """The topic is on these brokers."""
         for each in self.servers:
             each.broker_names = [server.name for server in servers]
-        self.server.serve_route("T", **{each.name: each.address for each in servers})
+        self.server.serve_route(self.server.topic, **{each.name: each.address for each in servers})
 
     def _options(self, given: dict[str, Any]) -> ClientOptions:
         names = ("namespace", "instance_name", "rpc_hooks")

@@ -81,7 +81,6 @@ from skylark.client.metrics import ConsumeMeter
 from skylark.client.trace.trace_hooks import consumer_tracing
 from skylark.core.errors import ClientError, ClientStateError
 from skylark.core.lifecycle import Tasks, join
-from skylark.core.retry_policy import decide_retry
 from skylark.wire.message import MessageRecord
 
 logger = logging.getLogger(__name__)
@@ -319,11 +318,10 @@ class PopConsumer(Startable):
 
         Without a delay that is 10 s after the first failure, then 30 s, 1, 2, 3 ... 10 min, 20
         min, 30 min, 1 h, 2 h. A message that failed more often than ``max_reconsume_times`` becomes
-        a dead letter. Raises as :meth:`ack`.
+        a dead letter, unless it comes from a dead-letter topic. Raises as :meth:`ack`.
         """
         running, popped = self._open(message)
-        failures = popped.record.reconsume_times + 1
-        if decide_retry(failures, self.settings.reconsume_times_max).is_dead:
+        if running.context.is_dead(popped):
             await self._make_dead_letter(running, popped)
             return
         if delay is None:

@@ -9,7 +9,8 @@ raises RetryLater            it stays invisible for a step of the retry delays (
                              ... 2 h): that of its failures, or that of ``level``
 raises DeadLetter            it becomes a dead letter of the group
 raises any other error       as RetryLater; the error is logged
-has failed too often         it becomes a dead letter: it is sent back (36) and acknowledged
+has failed too often         it becomes a dead letter: it is sent back (36) and acknowledged; a
+                             message of a dead-letter topic never is, it stays invisible for longer
 takes long                   its invisible time is renewed, see
                              :mod:`~skylark.client.consumer.pop.pop_renewal`
 is not called in time        after half of the invisible time the message is given back, without
@@ -54,7 +55,6 @@ from skylark.client.consumer.push.message_handlers import Binding, Job
 from skylark.client.core.hooks import ConsumeContext
 from skylark.client.errors import ReceiptExpiredError
 from skylark.core.errors import SkylarkError
-from skylark.core.retry_policy import decide_retry
 
 logger = logging.getLogger(__name__)
 
@@ -165,14 +165,13 @@ class PopRunner:
 
     async def _fail_one(self, message: PoppedRecord, outcome: Outcome) -> None:
         times, level = message.record.reconsume_times, outcome.delay_level
-        decision = decide_retry(times + 1, self._context.reconsume_times_max, delay_level=level)
         stats = self.setup.stats
-        if decision.is_dead:
+        if self._context.is_dead(message, level):
             if await self._context.make_dead_letter(message):
                 stats.sent_back += 1
             return
         try:
-            await self._context.receipts.change(message, retry_delay_ms(times, level))
+            await self._context.receipts.change(message, retry_delay_ms(times, max(0, level)))
             stats.sent_back += 1
         except ReceiptExpiredError:
             stats.late += 1

@@ -3,7 +3,8 @@
 :meth:`PopSource.pop` sends a request and returns the messages for the application. It acknowledges
 those that the broker sent although their tag does not match (it compares hashes), or that a filter
 hook removed, and makes those that were delivered too often dead letters, which no broker does for
-popped messages. Both happen in the background, and a failure means another delivery.
+popped messages. Both happen in the background, and a failure means another delivery. Messages of a
+dead-letter topic are for the application, however often they were delivered before.
 
 A dead letter is stored by the broker that the message came from (36), or not at all: the message
 then is delivered again when its invisible time is over. Pulled messages are published to the retry
@@ -37,6 +38,8 @@ from skylark.client.core.namespace import Namespace
 from skylark.client.core.pop_calls import PopCalls
 from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import Tasks
+from skylark.core.names import is_dlq_topic
+from skylark.core.retry_policy import decide_retry
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.headers.pop import PopMessageRequestHeader
 
@@ -60,6 +63,16 @@ class PopContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     init_mode: int
     reconsume_times_max: int
     filters: Sequence[Callable[..., Any]] = ()  #: methods of filter hooks
+
+    def is_dead(self, failed: PoppedRecord, delay_level: int = 0) -> bool:
+        """Whether a message that has failed once more becomes a dead letter.
+
+        A dead letter that was popped never does: it would be stored once more.
+        """
+        if is_dlq_topic(failed.receipt.topic):
+            return False
+        failures = failed.record.reconsume_times + 1
+        return decide_retry(failures, self.reconsume_times_max, delay_level=delay_level).is_dead
 
     # ---- what happens to messages in the background ----------------------------------------------
 
@@ -170,6 +183,8 @@ class PopSource(Generic[MessageT]):
         if len(wanted) < len(found):
             known = set(map(id, wanted))
             context.drop([each for each in found if id(each) not in known])
+        if is_dlq_topic(self.queue.topic):  # they have failed too often by nature
+            return wanted
         if any(each.record.reconsume_times > most for each in wanted):
             for message in wanted:
                 if message.record.reconsume_times > most:

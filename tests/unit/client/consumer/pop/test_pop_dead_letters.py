@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from skylark import ClientError, ClientStateError, DeadLetter
+from skylark import ClientError, ClientStateError, DeadLetter, MessageExt
 from skylark.client.consumer.consumer_send_back import SendBackClient
 from skylark.core.errors import RemoteProtocolError
 from skylark.wire.codes import RequestCode
-from tests.unit.client.consumer.pops import SEND_BACK, Held, PopWorld, pop_world
+from tests.unit.client.consumer.pops import CHANGE, SEND_BACK, Held, PopWorld, pop_world
 from tests.unit.client.consumer.pushes import Seen
 
 SENDS = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2)
@@ -72,6 +72,54 @@ async def test_nack_says_that_a_dead_letter_is_not_stored(tmp_path: Path) -> Non
         assert w.server.acked == [b"a"]
         with pytest.raises(ClientStateError):
             await message.ack()
+
+
+DLQ = "%DLQ%g"
+
+
+def serve_dead_letters(w: PopWorld) -> None:
+    w.server.topic = DLQ
+    w.serve_brokers(w.server)
+
+
+async def test_dead_letters_can_be_popped(tmp_path: Path) -> None:
+    async with pop_world(tmp_path) as w:
+        serve_dead_letters(w)
+        consumer = w.pop_consumer()
+        consumer.unsubscribe("T")
+        consumer.subscribe(DLQ)
+        await w.start(consumer)
+        w.server.put(b"a", b"b", times=17)
+        first, second = await w.finish(consumer.receive(wait=5))
+        await w.finish(first.ack())
+        await w.finish(second.nack(delay=5))  # and does not become a dead letter once more
+        assert w.server.acked == [b"a"]
+        (again,) = await w.finish(consumer.receive(wait=10))
+        assert again.body == b"b"
+        await w.finish(again.ack())
+        assert w.server.of(SEND_BACK) == []
+
+
+async def test_handlers_get_dead_letters(tmp_path: Path) -> None:
+    async with pop_world(tmp_path) as w:
+        serve_dead_letters(w)
+        consumer, seen = w.push_consumer(), Seen()
+
+        def act(message: MessageExt) -> None:
+            if message.body == b"failed":
+                raise ValueError("failed")
+            if message.body == b"dead":
+                raise DeadLetter()
+
+        seen.on_message = act
+        consumer.subscribe(DLQ, seen.handler)
+        await w.start(consumer)
+        w.server.put(b"good", b"failed", b"dead", times=17)
+        await w.clock.advance(seconds=2)
+        assert seen == [b"good", b"failed", b"dead"]
+        assert w.server.acked == [b"good"]
+        assert w.server.of(SEND_BACK) == []
+        assert [ext["invisibleTime"] for ext in w.server.ext_of(CHANGE)] == ["7200000"] * 2
 
 
 async def test_a_published_copy_has_no_receipt(tmp_path: Path) -> None:
