@@ -50,7 +50,7 @@ from skylark.client.consumer.pop.pop_options import (
     init_mode,
     retry_delay_ms,
 )
-from skylark.client.consumer.pop.pop_receipts import PopReceipts, wait_for_change
+from skylark.client.consumer.pop.pop_receipts import PopReceipts, unacknowledged, wait_for_change
 from skylark.client.consumer.pop.pop_source import PopContext
 from skylark.client.consumer.pop.popped_message import PoppedMessage, PoppedRecord, PopReceipt
 from skylark.client.consumer.pull_api import check_sql
@@ -269,23 +269,23 @@ class PopConsumer(Startable):
     async def ack(self, messages: PoppedRecord | Iterable[PoppedRecord]) -> None:
         """The messages (one, or several) are done; returns when the brokers know it.
 
-        Raises BrokerError and TransportError: then a message may come again. After the others were
-        acknowledged: ClientError for what this consumer has not received, ClientStateError for a
-        message that was given back by :meth:`nack`, else ReceiptExpiredError for those whose
-        invisible time is over.
+        Raises BrokerError and TransportError: then messages may come again. If there are several,
+        the error names those that failed; the others are done, and the same call repeats only
+        those that failed. After the others were acknowledged: ClientError for what this consumer
+        has not received, ClientStateError for a message that was given back by :meth:`nack`, else
+        ReceiptExpiredError for those whose invisible time is over.
         """
         running = self._require_running()
         wanted = [messages] if isinstance(messages, PoppedRecord) else messages
         if not isinstance(wanted, Iterable):
             raise refused("messages", messages, _MESSAGES)
+        wanted = list(wanted)
+        await _wait_for_changes(wanted)
         now_ms = running.clock.steady_ms()
         expired: list[PoppedRecord] = []
         valid: list[PoppedRecord] = []
         wrong: ClientError | None = None
         for message in wanted:
-            if isinstance(message, PoppedRecord) and message._changing is not None:
-                await wait_for_change(message)
-                now_ms = running.clock.steady_ms()
             try:
                 self._check_message("messages", message, _MESSAGES)
             except ClientError as error:
@@ -295,23 +295,37 @@ class PopConsumer(Startable):
                 is_late = now_ms >= message.receipt.visible_at_ms
                 (expired if is_late else valid).append(message)
         if valid:
-            await self._ack_valid(running, valid)
-            running.accepted(valid, now_ms)
+            failure = await self._ack_valid(running, valid)
+            if done := [each for each in valid if each.is_settled]:
+                running.accepted(done, now_ms)
+            if failure is not None:
+                raise failure
         if wrong is not None:
             raise wrong
         if expired:
             raise ReceiptExpiredError(expired)
 
-    async def _ack_valid(self, running: _Running, messages: Sequence[PoppedRecord]) -> None:
+    async def _ack_valid(
+        self, running: _Running, messages: Sequence[PoppedRecord]
+    ) -> Exception | None:
+        """Acknowledge messages; those that fail may be acknowledged again."""
         for message in messages:
             message.is_settled = True
+        acks = running.receipts.ack(messages)
+        failure: Exception | None = None
         try:
-            for future in running.receipts.ack(messages):
-                await future
-        except BaseException:
-            for message in messages:
-                message.is_settled = False  # it may be acknowledged again
-            raise
+            for future, _ in acks:
+                try:
+                    await future
+                except Exception as error:  # noqa: BLE001 - that of a hook, too
+                    failure = failure or error
+            if failure is None:
+                return None
+        finally:  # also after a cancellation
+            failed = [each for future, some in acks if not _succeeded(future) for each in some]
+            for message in failed:
+                message.is_settled = False
+        return unacknowledged(failure, failed, len(messages))
 
     async def nack(self, message: PoppedRecord, delay: Duration | None = None) -> None:
         """The message failed: deliver it again after ``delay``, as its next attempt.
@@ -320,7 +334,7 @@ class PopConsumer(Startable):
         min, 30 min, 1 h, 2 h. A message that failed more often than ``max_reconsume_times`` becomes
         a dead letter, unless it comes from a dead-letter topic. Raises as :meth:`ack`.
         """
-        running, popped = self._open(message)
+        running, popped = await self._open(message)
         if running.context.is_dead(popped):
             await self._make_dead_letter(running, popped)
             return
@@ -344,13 +358,16 @@ class PopConsumer(Startable):
 
     async def extend(self, message: PoppedRecord, seconds: Duration) -> None:
         """Hide the message for ``seconds`` from now on; it keeps its attempt. Raises as ack."""
-        running, popped = self._open(message)
+        running, popped = await self._open(message)
         hint = "nack(delay=0) lets others have the message at once"
         await running.receipts.change(
             popped, duration_ms("seconds", seconds, INVISIBLE_MIN_S, hint)
         )
 
-    def _open(self, message: PoppedRecord) -> tuple[_Running, PoppedRecord]:
+    async def _open(self, message: PoppedRecord) -> tuple[_Running, PoppedRecord]:
+        """The message, which is not settled; after a change that is under way."""
+        self._require_running()
+        await _wait_for_changes([message])
         running = self._require_running()
         self._check_message("message", message, "a received message")
         if message.is_settled:
@@ -370,6 +387,21 @@ class PopConsumer(Startable):
             raise ClientStateError(
                 f"{message} was given back: it will be delivered again, as another message"
             )
+
+
+async def _wait_for_changes(messages: Sequence[object]) -> None:
+    """Return when no message is being changed; so their state may be checked, and acted upon."""
+    while True:
+        for message in messages:
+            if isinstance(message, PoppedRecord) and message._changing is not None:
+                await wait_for_change(message)
+                break
+        else:
+            return
+
+
+def _succeeded(future: asyncio.Future[None]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 class _Running:

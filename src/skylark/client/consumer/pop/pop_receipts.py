@@ -21,6 +21,7 @@ Java's ``DefaultMQPushConsumerImpl``, which sends one request for each message.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -57,6 +58,8 @@ ACKS_MAX: Final = 1024
 SINGLE_ACKS_MAX: Final = 32
 ATTEMPTS: Final = 3
 RETRY_PAUSE_S: Final = 0.2
+#: Messages that an error names.
+NAMES_MAX: Final = 8
 #: A message that is given back may be delivered again after this.
 GIVE_BACK_MS: Final = 1_000
 
@@ -102,16 +105,19 @@ class PopReceipts:
 
     # ---- acks ------------------------------------------------------------------------------------
 
-    def ack(self, messages: Sequence[PoppedRecord]) -> list[asyncio.Future[None]]:
+    def ack(
+        self, messages: Sequence[PoppedRecord]
+    ) -> list[tuple[asyncio.Future[None], Sequence[PoppedRecord]]]:
         """Acknowledge messages of any brokers, none of which is being changed.
 
-        Returns one future for each broker; it raises BrokerError or TransportError.
+        Returns one future for each broker, with its messages; it raises BrokerError or
+        TransportError.
         """
         name = messages[0].receipt.broker_name
         for message in messages:
             if message.receipt.broker_name != name:
-                return [self._ack(*each) for each in _by_broker(messages).items()]
-        return [self._ack(name, messages)]
+                return [(self._ack(*each), each[1]) for each in _by_broker(messages).items()]
+        return [(self._ack(name, messages), messages)]
 
     def _ack(self, broker_name: str, messages: Sequence[PoppedRecord]) -> asyncio.Future[None]:
         future: asyncio.Future[None] = self._loop.create_future()
@@ -301,6 +307,21 @@ class PopReceipts:
             logger.info("%s is not given back, its invisible time runs out: %s", message, error)
         except Exception:  # such as an error of a hook
             logger.exception("%s is not given back", message)
+
+
+def unacknowledged(error: Exception, failed: Sequence[PoppedRecord], count: int) -> Exception:
+    """The error of an ack of ``count`` messages; of several it names those that failed.
+
+    The error itself may also be that of another ack, which shared the request.
+    """
+    if count == 1 or not isinstance(error, SkylarkError):
+        return error
+    names = ", ".join(map(str, failed[:NAMES_MAX]))
+    more = f" and {len(failed) - NAMES_MAX} more" if len(failed) > NAMES_MAX else ""
+    named = copy.copy(error)
+    named.hint = f"{len(failed)} of {count} messages are not acknowledged: {names}{more}"
+    named.__cause__ = error
+    return named
 
 
 async def wait_for_change(message: PoppedRecord) -> None:

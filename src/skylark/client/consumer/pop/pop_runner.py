@@ -142,12 +142,12 @@ class PopRunner:
             for message in changing:
                 self._settle(self._ack_after_change(message))
         if messages:
-            for future in self._context.receipts.ack(messages):
+            for future, _ in self._context.receipts.ack(messages):
                 future.add_done_callback(_log_failed_ack)
 
     async def _ack_after_change(self, message: PoppedRecord) -> None:
         await wait_for_change(message)
-        for future in self._context.receipts.ack([message]):
+        for future, _ in self._context.receipts.ack([message]):
             future.add_done_callback(_log_failed_ack)
 
     async def fail(
@@ -280,7 +280,7 @@ class PopJob(msgspec.Struct, eq=False):
         runner.pace.ended(self.binding, took_ms)
         pop_queue.counters.consume_ms += took_ms
         is_index = type(result) is int and self.binding.batch > 1
-        if result is not None and not is_index:
+        if result is not None and error is None and not is_index:
             runner.runner.warn_of_result(self.binding, result)
         outcome = Outcome(ack_index=result) if is_index else ALL_ACCEPTED
         if error is not None:

@@ -80,7 +80,7 @@ class PopContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Acknowledge messages that match no subscription."""
         for message in messages:
             message.is_settled = True
-        for future in self.receipts.ack(messages):
+        for future, _ in self.receipts.ack(messages):
             future.add_done_callback(_log_failed_ack)
 
     def make_dead_letter_soon(self, message: PoppedRecord) -> None:
@@ -99,7 +99,8 @@ class PopContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             return False  # it is delivered again when its invisible time is over
         try:
             await wait_for_change(message)
-            await asyncio.gather(*self.receipts.ack([message]))
+            for future, _ in self.receipts.ack([message]):
+                await future
         except SkylarkError as error:
             logger.info("dead letter %s is not acknowledged and comes again: %s", message, error)
         return True

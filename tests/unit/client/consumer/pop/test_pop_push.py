@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,33 @@ async def test_batches_and_plain_functions(tmp_path: Path) -> None:
         assert batches == [[b"a", b"b", b"c", b"d"]]
         assert w.server.acked == [b"a", b"b"]
         assert len(w.server.of(CHANGE)) == 2
+
+
+async def test_a_result_is_called_a_success_only_if_it_is_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pop_world(tmp_path) as w:
+        consumer = w.push_consumer()
+        results: list[object] = [iterate(), "later"]
+
+        @consumer.subscribe("T")
+        async def on_message(message: Any) -> object:
+            return results.pop(0)
+
+        await w.start(consumer)
+        w.server.put(b"a")
+        await w.clock.advance(seconds=1)
+        assert "returned a generator, whose code was not run" in caplog.text
+        assert "counts as success" not in caplog.text
+        assert len(w.server.of(CHANGE)) == 1
+        w.server.put(b"b")
+        await w.clock.advance(seconds=1)
+        assert "'later', which counts as success" in caplog.text
+        assert w.server.acked == [b"b"]
+
+
+def iterate() -> Iterator[int]:
+    yield 1
 
 
 async def test_acks_of_a_turn_share_a_request(tmp_path: Path) -> None:
