@@ -4,6 +4,9 @@ A message is acknowledged after it was printed. What the command has not taken f
 when it ends is given back, and other consumers of the group get it at once. What it was about to
 print, or to acknowledge, is delivered again when its invisible time, a minute, is over.
 
+With ``--follow`` it survives restarts of brokers, once the first receive has succeeded: a topic
+that does not exist ends it.
+
 ``--from latest`` commits the ends of those queues for which the group has no offset, before the
 first pop, but after it has joined, because brokers keep no offsets of a group they do not know.
 The ``initMode`` of a pop does not say that: brokers start a new group at the last message, not
@@ -13,13 +16,20 @@ messages are all in memory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from skylark.cli.consume_print import Printer
+from skylark.core.errors import SkylarkError
 
 if TYPE_CHECKING:
     from skylark.cli.consume import Wanted
+    from skylark.client.consumer.pop.pop_consumer import PopConsumer
+    from skylark.client.consumer.pop.popped_message import PoppedMessage
     from skylark.client.core.client_options import ClientOptions
+
+
+#: Pause after a failure.
+RETRY_S: Final = 1.0
 
 
 async def consume_pop(
@@ -28,6 +38,7 @@ async def consume_pop(
     """Print messages until the count is reached; without ``--follow`` until none comes."""
     from skylark.client.consumer.pop.pop_consumer import PopConsumer
     from skylark.client.consumer.pop.pop_options import POLL_S, POP_BATCH_MAX, PopSettings
+    from skylark.core.clock import LoopClock
 
     where = type(PopSettings().consume_from_where)
     consumer = PopConsumer(group, options, consume_from_where=where.CONSUME_FROM_FIRST_OFFSET)
@@ -35,16 +46,38 @@ async def consume_pop(
     async with consumer:
         if wanted.start == "latest":
             await _commit_ends(wanted.topic, options, group)
+        may_fail = is_failing = False
         while not printer.is_done:
-            messages = await consumer.receive(
-                printer.at_most(POP_BATCH_MAX), wait=POLL_S if wanted.follow else idle_s
-            )
+            try:
+                messages = await consumer.receive(
+                    printer.at_most(POP_BATCH_MAX), wait=POLL_S if wanted.follow else idle_s
+                )
+            except SkylarkError as error:
+                if not may_fail:
+                    raise
+                if not is_failing:
+                    printer.output.info(f"cannot receive messages, retrying: {error}")
+                is_failing = True
+                await LoopClock().sleep(RETRY_S)
+                continue
+            may_fail, is_failing = wanted.follow, False
             if messages:
                 printer.show(messages)
                 printer.flush()
-                await consumer.ack(messages)
+                await _acknowledge(consumer, messages, printer, may_fail=may_fail)
             elif not wanted.follow:
                 break
+
+
+async def _acknowledge(
+    consumer: PopConsumer, messages: list[PoppedMessage], printer: Printer, *, may_fail: bool
+) -> None:
+    try:
+        await consumer.ack(messages)
+    except SkylarkError as error:
+        if not may_fail:
+            raise
+        printer.output.info(f"not acknowledged, and delivered again: {error}")
 
 
 async def _commit_ends(topic: str, options: ClientOptions, group: str) -> None:

@@ -329,14 +329,17 @@ async def test_what_is_latest_in_a_queue_that_was_away(
     assert (message["queue"], message["body"]) == (1, "after")
 
 
-def test_following_survives_a_restart_of_the_cluster(tmp_path: Path) -> None:
+@pytest.mark.parametrize("member", [(), ("--pop", "--group", "G")], ids=["plain", "pop"])
+def test_following_survives_a_restart_of_the_cluster(
+    tmp_path: Path, member: tuple[str, ...]
+) -> None:
     small = ("--set", "mappedFileSizeCommitLog=16777216", "--set", "maxIndexNum=2000")
     data = ("--data", str(tmp_path / "data"), *small, "--topic", "T:1")
     with up(tmp_path, *data) as running:
         shell = Shell(tmp_path, running, "T")
         shell.produce("before")
         ports = [running.addresses[name].rpartition(":")[2] for name in ("namesrv", BROKER)]
-        with shell.following() as follower:
+        with shell.following(*member) as follower:
             assert follower.body() == "before"
             running.process.send_signal(signal.SIGTERM)
             assert running.end() == (0, "", "")
@@ -423,7 +426,11 @@ def test_only_a_group_leaves_a_trace(tmp_path: Path) -> None:
 # ---- mistakes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [(), ("--group", "G")], ids=["plain", "group"])
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("--group", "G"), ("--pop", "--group", "G")],
+    ids=["plain", "group", "pop"],
+)
 def test_no_such_topic(home: Path, cluster: Up, arguments: tuple[str, ...]) -> None:
     done = run(home, "consume", "nosuch", *arguments, "-n", cluster.namesrv)
     assert (done.returncode, done.stdout) == (4, "")

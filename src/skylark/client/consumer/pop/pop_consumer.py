@@ -39,6 +39,7 @@ from typing import Final, Self, Unpack, cast
 
 from skylark.client.consumer.consumer_send_back import SendBackClient
 from skylark.client.consumer.consumer_start import ConsumerStart
+from skylark.client.consumer.pop.pop_failures import PopFailures
 from skylark.client.consumer.pop.pop_fetcher import PopFetcher
 from skylark.client.consumer.pop.pop_member import PopMember
 from skylark.client.consumer.pop.pop_options import (
@@ -79,7 +80,7 @@ from skylark.client.core.validation import check_group, check_hooks, check_topic
 from skylark.client.errors import ReceiptExpiredError
 from skylark.client.metrics import ConsumeMeter
 from skylark.client.trace.trace_hooks import consumer_tracing
-from skylark.core.errors import ClientError, ClientStateError
+from skylark.core.errors import ClientError, ClientStateError, SkylarkError
 from skylark.core.lifecycle import Tasks, join
 from skylark.wire.message import MessageRecord
 
@@ -249,13 +250,26 @@ class PopConsumer(Startable):
     async def messages(self) -> AsyncGenerator[PoppedMessage, None]:
         """What ``async for`` over the consumer gives: messages, which are yours to acknowledge.
 
-        Each has at least two thirds of its invisible time left. What was received and not handed
-        out when the iteration ends is for the next receive.
+        While brokers or routes are away it logs that, tries again, and goes on when they are back.
+        Each message has at least two thirds of its invisible time left. What was received and not
+        handed out when the iteration ends is for the next receive.
         """
         running = self._require_running()
+        pause_s = in_seconds(self.options.pull_error_delay)
+        failures = PopFailures(f"receiving messages for {self.group}", pause_s)
         while self.state is ServiceState.RUNNING:
-            # One at a time: what is not handed out stays where a stop can give it back.
-            if found := await running.fetcher.receive_one(POLL_S):
+            try:
+                # One at a time: what is not handed out stays where a stop can give it back.
+                found = await running.fetcher.receive_one(POLL_S)
+            except ClientStateError:
+                raise
+            except SkylarkError as error:
+                if not running.member.subscriptions:
+                    raise
+                await running.clock.sleep(failures.pause_after(error))
+                continue
+            failures.ended()
+            if found:
                 running.received(found)
                 yield cast(PoppedMessage, found[0])
 

@@ -22,17 +22,16 @@ from typing import Final
 
 import msgspec
 
+from skylark.client.consumer.pop.pop_failures import PopFailures
 from skylark.client.consumer.pop.pop_options import POLL_S
 from skylark.client.consumer.pop.pop_source import PopContext, PopSource
 from skylark.client.consumer.pop.popped_message import PoppedRecord, PopReceipt
-from skylark.client.consumer.process_queue import BROKER_FLOW_CONTROL_DELAY_MS, FAILURES_PER_LOG
 from skylark.client.consumer.push.consumer_stats import TopicCounters
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.metrics import ConsumeMeter
-from skylark.core.errors import BrokerError, SkylarkError
+from skylark.core.errors import SkylarkError
 from skylark.wire.bodies.admin_body import PopProcessQueueInfo
 from skylark.wire.bodies.common_body import MessageQueue
-from skylark.wire.codes import ResponseCode
 from skylark.wire.message import MessageRecord
 
 logger = logging.getLogger(__name__)
@@ -103,7 +102,8 @@ class PopLoop:
         self._pop_queue = pop_queue
         self._clock = terms.context.link.clock
         self._source: PopSource[PoppedRecord] | None = None
-        self._failures = 0  # one after the other
+        what = f"popping from {pop_queue.queue}"
+        self._failures = PopFailures(what, terms.error_delay_s)
         self.behind = 0  #: messages that the broker had besides, at the last pop
 
     async def run(self) -> None:
@@ -116,7 +116,7 @@ class PopLoop:
             try:
                 pause_s = await self._round()
             except SkylarkError as error:
-                pause_s = self._delay_after(error)
+                pause_s = self._failures.pause_after(error)
             except Exception:
                 logger.exception("popping from %s failed", self._pop_queue.queue)
                 pause_s = self._terms.error_delay_s
@@ -157,7 +157,7 @@ class PopLoop:
         count = max(1, min(terms.batch, terms.room(pop_queue.queue.topic)))
         found = await source.pop(count, POLL_S)
         now_ms = self._clock.steady_ms()
-        self._failures = 0
+        self._failures.ended()
         pop_queue.last_pop_ms = now_ms
         self.behind = source.rest
         counters = pop_queue.counters
@@ -182,14 +182,6 @@ class PopLoop:
             counters.pulled += len(found)
             terms.submit(pop_queue, found)
         return 0.0
-
-    def _delay_after(self, error: SkylarkError) -> float:
-        if isinstance(error, BrokerError) and error.code == ResponseCode.FLOW_CONTROL:
-            return BROKER_FLOW_CONTROL_DELAY_MS / 1000
-        if self._failures % FAILURES_PER_LOG == 0:
-            logger.warning("popping from %s failed: %s", self._pop_queue.queue, error)
-        self._failures += 1
-        return self._terms.error_delay_s
 
 
 def make_message(
