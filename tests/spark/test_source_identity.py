@@ -59,6 +59,41 @@ def test_a_topic_that_was_recreated_while_a_batch_was_limited(site: Site) -> Non
         stream.trigger()
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("count", [10, 40])
+def test_a_topic_that_was_recreated_after_a_batch_was_planned(
+    site: Site, is_first: bool, count: int
+) -> None:
+    """The driver died before its batch was done, and Spark repeats it without planning it again."""
+    topic = site.topic(1)
+    site.send(topic, 20)
+    stream = site.stream(topic)
+    if not is_first:
+        assert len(stream.drain()) == 20
+        site.send(topic, 5)
+    assert stream.plan()
+    recreate(site, topic, count)
+    stream.restart()
+    end = 20 if is_first else 25
+    what = f"ends at offset 10, and {end} is wanted" if count == 10 else "has other messages now"
+    with pytest.raises(DataLossError, match=what):
+        stream.run()
+    stream.restart(failOnDataLoss="false")
+    assert stream.run() == []  # its messages are gone; those of the new topic are read after it
+    assert [row["queueOffset"] for row in stream.drain()] == list(range(count))
+
+
+def test_a_planned_batch_is_repeated(site: Site) -> None:
+    topic = site.topic(2)
+    site.send(topic, 20)
+    stream = site.stream(topic)
+    assert stream.plan()
+    site.send(topic, 30)
+    stream.restart()
+    assert len(stream.run()) == 20
+    assert len(stream.drain()) == 30
+
+
 def test_a_checkpoint_without_identities_goes_on(site: Site) -> None:
     """As versions before this one wrote it; from the next batch on it has them."""
     topic = site.topic(1)

@@ -8,14 +8,18 @@ one, hence the message at that offset has another time, or is not there.
 
 A check is a pull of one message. All queues with something to read are checked when a run begins,
 up to :data:`FIRST_COUNT_MAX`, and then :data:`COUNT_MAX` of them at each trigger, in turn: a stream
-with more queues notices a new topic some triggers later. If the message has expired, or was removed
-by compaction, nothing can be said, and the queue is read on.
+with more queues notices a new topic some triggers later. A queue that is not checked, or cannot be
+read now, keeps its witness. If the message has expired, or was removed by compaction, nothing can
+be said, and the queue is read on.
+
+After a crash Spark repeats a batch that was planned before. All queues of such a batch are checked
+by the witnesses in its end: otherwise it could have rows of a new topic.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
 import msgspec
@@ -24,6 +28,7 @@ from skylark.admin.admin_session import Session
 from skylark.admin.fan_out import few_at_a_time
 from skylark.client.errors import MissingError
 from skylark.core.errors import SkylarkError
+from skylark.spark.outages import is_outage
 from skylark.spark.source.queue_bounds import ClusterSnapshot
 from skylark.spark.source.source_options import SourceOptions
 from skylark.spark.source.start_offsets import sample
@@ -40,7 +45,7 @@ class IdentityReport(msgspec.Struct, frozen=True):
     """The result of a check of queues with unread messages."""
 
     recreated: Collection[MessageQueue]
-    unchecked: Collection[MessageQueue]  #: their turn comes later: they keep their witness
+    unchecked: Collection[MessageQueue]  #: later, or not now: they keep their witness
 
 
 class IdentityChecker:
@@ -65,9 +70,46 @@ class IdentityChecker:
             elif bounds.high > wanted:
                 candidates.append(queue)
         chosen = self._choose(candidates)
-        found = await few_at_a_time(chosen, lambda queue: self._is_other(queue, begin, snapshot))
-        others = {queue for queue, is_other in zip(chosen, found, strict=True) if is_other}
-        return IdentityReport(shorter | others, set(candidates) - set(chosen))
+        unchecked = set(candidates) - set(chosen)
+
+        async def is_other(queue: MessageQueue) -> bool:
+            try:
+                return await self._is_other(queue, begin, snapshot)
+            except (SkylarkError, TimeoutError) as error:
+                logger.info("cannot check whether %s was created again: %s", queue, error)
+                unchecked.add(queue)
+                return False
+
+        others = await _those(chosen, is_other)
+        return IdentityReport(shorter | others, unchecked)
+
+    async def recreated_since(
+        self, end: StreamOffset, queues: Collection[MessageQueue], snapshot: ClusterSnapshot
+    ) -> Collection[MessageQueue]:
+        """Those of ``queues`` that are others now than when the batch to ``end`` was planned.
+
+        Raises the errors of an outage.
+        """
+        shorter, candidates = set(), []
+        for queue in queues:
+            identity, bounds = end.identities.get(queue), snapshot.bounds.get(queue)
+            if identity is None or bounds is None or queue.broker_name in snapshot.slave_only:
+                continue
+            if bounds.high < identity.offset:
+                shorter.add(queue)
+            else:
+                candidates.append(queue)
+
+        async def is_other(queue: MessageQueue) -> bool:
+            try:
+                return await self._is_other(queue, end, snapshot)
+            except (SkylarkError, TimeoutError) as error:
+                if is_outage(error):
+                    raise
+                logger.info("cannot check whether %s was created again: %s", queue, error)
+                return False
+
+        return shorter | await _those(candidates, is_other)
 
     def _choose(self, candidates: list[MessageQueue]) -> list[MessageQueue]:
         count_max, self._count_max = self._count_max, COUNT_MAX
@@ -93,8 +135,13 @@ class IdentityChecker:
             )
         except MissingError:
             return False
-        except (SkylarkError, TimeoutError) as error:
-            logger.info("cannot check whether %s was created again: %s", queue, error)
-            return False
         times: Mapping[int, int] = dict(zip(found.offsets, found.times_ms, strict=True))
         return times.get(place, identity.time_ms) != identity.time_ms
+
+
+async def _those(
+    queues: Collection[MessageQueue], is_one: Callable[[MessageQueue], Awaitable[bool]]
+) -> set[MessageQueue]:
+    """The queues for which ``is_one`` is true; asks about few at a time."""
+    found = await few_at_a_time(queues, is_one)
+    return {queue for queue, is_so in zip(queues, found, strict=True) if is_so}

@@ -54,7 +54,7 @@ from skylark.core.errors import (
     TransportError,
 )
 from skylark.spark.cluster_client import Cluster, shared_cluster
-from skylark.spark.errors import queues_withdrawn
+from skylark.spark.errors import queue_recreated, queues_withdrawn
 from skylark.spark.source.input_partitions import StoreFinder, plan_partitions
 from skylark.spark.source.offset_planning import (
     BatchPlan,
@@ -141,6 +141,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Mapping[MessageQueue, int] | None = None
         self._snapshot: ClusterSnapshot | None = None
         self._start: Mapping[MessageQueue, int] = {}
+        self._planned: Mapping[MessageQueue, int] | None = None  # the end of the last batch
         self._idle_until: float | None = None
         self._batch_count = 0
         self._moved_at: float | None = None
@@ -241,6 +242,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._idle_until = None
         self._batch_count += 1
         self._moved_at = self._now()
+        self._planned = end
         return encode_offset(
             StreamOffset(
                 end,
@@ -265,7 +267,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if last.fresh:
                 return []
             begin = last.first_start if last.first_start is not None else begin
-        ranges = {
+        ranges: Mapping[MessageQueue, tuple[int, int]] = {
             queue: (self._available(queue, begin[queue], until), until)
             for queue, until in last.queues.items()
             if begin.get(queue, until) < until
@@ -279,6 +281,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if unreadable := snapshot.unreadable & ranges.keys():
             # The checkpoint has planned these messages: leaving them out would lose them.
             raise queues_withdrawn(unreadable, is_planned=True)
+        if last.queues != self._planned:  # by an earlier run, which has ended before it was done
+            ranges = self._without_recreated(last, ranges, snapshot)
         session, options = self._cluster.session, self._options
 
         async def plan() -> Sequence[InputPartition]:
@@ -315,6 +319,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if bounds is None or self._options.fail_on_data_loss:
             return begin
         return max(begin, min(bounds.low, until))
+
+    def _without_recreated(
+        self,
+        end: StreamOffset,
+        ranges: Mapping[MessageQueue, tuple[int, int]],
+        snapshot: ClusterSnapshot,
+    ) -> Mapping[MessageQueue, tuple[int, int]]:
+        """The ranges of queues that are still those of the checkpoint; raises DataLossError.
+
+        The next ``latestOffset`` sets the others back to their first message.
+        """
+        recreated = ask_cluster(
+            self._options, lambda _: self._identities.recreated_since(end, ranges, snapshot)
+        )
+        for queue in sorted(recreated):
+            problem = queue_recreated(queue, end.queues[queue], snapshot.bounds[queue].high)
+            if self._options.fail_on_data_loss:
+                raise problem
+            logger.warning("the messages of a planned batch are gone: %s", problem.message)
+        return {queue: each for queue, each in ranges.items() if queue not in recreated}
 
     def _report_progress(self, offset: StreamOffset, snapshot: ClusterSnapshot) -> None:
         if self._options.commit_group_offsets:
