@@ -50,7 +50,6 @@ from skylark.core.errors import (
     ClientError,
     ConfigError,
     RemoteProtocolError,
-    SkylarkError,
     TransportError,
 )
 from skylark.spark.cluster_client import Cluster, shared_cluster
@@ -72,8 +71,9 @@ from skylark.spark.source.queue_bounds import (
 )
 from skylark.spark.source.queue_identity import IdentityChecker
 from skylark.spark.source.range_packing import RangePacker
+from skylark.spark.source.record_sizes import RecordSizes
 from skylark.spark.source.source_options import SourceOptions
-from skylark.spark.source.start_offsets import SAMPLE_COUNT, OffsetResolver, sample
+from skylark.spark.source.start_offsets import OffsetResolver
 from skylark.spark.source.stream_offset import StreamOffset, decode_offset, encode_offset
 from skylark.wire.bodies.common_body import MessageQueue
 
@@ -169,6 +169,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @cached_property
     def _identities(self) -> IdentityChecker:
         return IdentityChecker(self._cluster.session, self._options)
+
+    @cached_property
+    def _sizes(self) -> RecordSizes:
+        return RecordSizes(self._cluster.session, self._options)
 
     @cached_property
     def _stores(self) -> StoreFinder:
@@ -392,7 +396,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.offsets_per_trigger_max is not None:
             shares = split_limit(backlogs, options.offsets_per_trigger_max, self._batch_count)
         if options.bytes_per_trigger_max is not None:
-            sizes = self._cluster.run(self._record_sizes(plan, snapshot))
+            sizes = self._cluster.run(self._sizes.sizes(plan, snapshot))
             by_size = split_bytes(backlogs, sizes, options.bytes_per_trigger_max, self._batch_count)
             if sum(by_size.values()) < sum(shares.values()):
                 shares = by_size
@@ -405,31 +409,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._moved_at is None:
             self._moved_at = now
         return (now - self._moved_at) * 1000 < options.trigger_delay_max_ms
-
-    async def _record_sizes(
-        self, plan: BatchPlan, snapshot: ClusterSnapshot
-    ) -> dict[MessageQueue, int]:
-        """The average size of the next messages of each queue."""
-        session, group = self._cluster.session, self._options.group
-        sizes: dict[MessageQueue, int] = {}
-        for queue, backlog in plan.backlogs.items():
-            begin = plan.positions[queue]
-            try:
-                found = await sample(
-                    session,
-                    snapshot.address(queue.broker_name, self._options.read_from),
-                    session.namespace.wrap_queue(queue),
-                    begin,
-                    begin + min(SAMPLE_COUNT, backlog),
-                    session.wrap(group),
-                )
-            except SkylarkError as error:
-                logger.info("cannot sample the message sizes of %s: %s", queue, error)
-                continue
-            if found.sizes:
-                sizes[queue] = max(1, sum(found.sizes) // len(found.sizes))
-        mean = sum(sizes.values()) // len(sizes) if sizes else 1024
-        return {queue: sizes.get(queue, mean) for queue in plan.backlogs}
 
 
 class GroupOffsetReporter:
