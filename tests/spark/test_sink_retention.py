@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from itertools import count as count_up
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,17 @@ import pytest
 
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.errors import ConfigError
+from skylark.core.hashing import java_hash
 from skylark.spark.exactly_once.commit_protocol import (
     OtherDataError,
     OutcomeUnknownError,
     PredecessorMissingError,
 )
 from skylark.spark.exactly_once.txn_admin import forget, settle
-from skylark.spark.exactly_once.txn_log import TxnLog
+from skylark.spark.exactly_once.txn_log import QUEUE_COUNT, Entry, TxnLog
 from skylark.spark.exactly_once.txn_log_records import SinkMemory
 from skylark.spark.sink.sink_writer import SinkWriter
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.process import poll_until
 from tests.spark.sink_site import CrashError, Query, bodies, client_of, count, crash_after, writer
 from tests.spark.source_site import Site
@@ -176,3 +180,31 @@ def test_what_a_killed_broker_has_forgotten_is_written_again(site: Site) -> None
     expire(site)
     query.run(0)
     assert count(at, topic) == Counter()
+
+
+def test_a_comparison_reads_the_log_once_for_all_sinks(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sinks of one queue of the log share its pulls, of which there are few and none twice."""
+    topic, at = site.topic(), site.namesrv.address
+    names = (f"shared-{n}" for n in count_up())
+    sinks = list(islice((n for n in names if abs(java_hash(n)) % QUEUE_COUNT == 3), 3))
+    for sink, batches in zip(sinks, (1, 3, 2), strict=True):
+        for batch in range(batches):
+            Query(at, topic, sink).run(batch)
+    asked: list[tuple[int, int, int]] = []
+    real = TxnLog._entries
+
+    def entries(
+        self: TxnLog, queue: MessageQueue, low: int, high: int, tags: str
+    ) -> AsyncIterator[Entry]:
+        asked.append((queue.queue_id, low, high))
+        return real(self, queue, low, high, tags)
+
+    reaffirm(site)  # marks the log as one of this version
+    monkeypatch.setattr(TxnLog, "_entries", entries)
+    reaffirm(site)
+    assert [memory(site, sink).done for sink in sinks] == [0, 2, 1]
+    mine = sorted((low, high) for queue_id, low, high in asked if queue_id == 3)
+    assert mine
+    assert all(high <= low for (_, high), (low, _) in pairwise(mine)), mine

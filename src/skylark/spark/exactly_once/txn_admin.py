@@ -118,7 +118,7 @@ async def settle(client: SinkClient, sink: str, written_through: int) -> None:
     Raises ConfigError if the log says otherwise.
     """
     txn_log = TxnLog(client)  # its log may be lost as a whole
-    known = await txn_log.known_by_log(sink)
+    known = (await txn_log.known_by_log([sink]))[sink]
     if known.deciding > written_through:
         raise ConfigError(
             f"batch {known.deciding} of sink {sink} was decided: the log says so",

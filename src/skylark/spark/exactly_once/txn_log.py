@@ -14,7 +14,16 @@ gets nothing else. The key is ``<sink>/<batch>``.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
@@ -56,6 +65,7 @@ from skylark.spark.exactly_once.txn_log_records import (
     encode_record,
     status_of,
     walk_back,
+    walk_back_all,
 )
 from skylark.spark.outages import OutageWait, is_outage, ride_out
 from skylark.spark.sink.sink_client import SinkClient
@@ -75,8 +85,8 @@ APPEND_TIMEOUT_S: Final = 5.0
 PATIENCE_S: Final = 60.0
 #: How long a topic that was created just now may be missing in routes; then it is an outage.
 MADE_WITHIN_S: Final = 5.0
-#: A batch after all that there can be.
-_AFTER_ALL: Final = 1 << 62
+#: Sinks whose records are read in one pass: their tags are one expression.
+SINKS_TOGETHER: Final = 32
 _REPEAT: Final = Backoff(first_s=0.1, most_s=2.0)
 
 
@@ -240,7 +250,7 @@ class TxnLog:
         try:
             low, high = next(walk)
             while True:
-                low, high = walk.send(await self._batch_records(queue, sink, low, high))
+                low, high = walk.send(await self._batch_records(queue, (sink,), low, high))
         except StopIteration as stop:
             found: list[BatchRecord] = stop.value
         return found
@@ -250,15 +260,35 @@ class TxnLog:
         queue = await self.queue_of(sink)
         await self._ride_out(partial(self.memories.raise_to, queue, sink, memory))
 
-    async def known_by_log(self, sink: str) -> SinkMemory:
-        """The last batches of a sink by the log."""
-        queue = await self.queue_of(sink)
+    async def known_by_log(self, sinks: Iterable[str]) -> dict[str, SinkMemory]:
+        """The last batches of sinks by the log; reads each queue of it once for many sinks."""
+        by_queue: dict[MessageQueue, list[str]] = defaultdict(list)
+        for sink in sinks:
+            by_queue[await self.queue_of(sink)].append(sink)
+        found: dict[str, SinkMemory] = {}
+        for queue, names in by_queue.items():
+            for at in range(0, len(names), SINKS_TOGETHER):
+                found |= await self._last_batches(queue, names[at : at + SINKS_TOGETHER])
+        return found
+
+    async def _last_batches(
+        self, queue: MessageQueue, sinks: Sequence[str]
+    ) -> dict[str, SinkMemory]:
         first, end = await self.bounds(queue)
-        memory = SinkMemory()
-        for record in await self._walk(queue, sink, _AFTER_ALL, first, end):
-            if not isinstance(record, Abandon):
-                memory = add_to_memory(memory, record)
-        return memory
+        walk = walk_back_all(sinks, first, end)
+        try:
+            low, high, wanted = next(walk)
+            while True:
+                records = await self._batch_records(queue, wanted, low, high)
+                low, high, wanted = walk.send(records)
+        except StopIteration as stop:
+            records_of: Mapping[str, Sequence[BatchRecord]] = stop.value
+        found = dict.fromkeys(sinks, SinkMemory())
+        for sink in sinks:
+            for record in records_of[sink]:
+                if not isinstance(record, Abandon):
+                    found[sink] = add_to_memory(found[sink], record)
+        return found
 
     async def reaffirm(self) -> None:
         """Raise memories of sinks that know less than the log, and make missing ones once.
@@ -269,8 +299,9 @@ class TxnLog:
         if (await memories.read(queue, UPGRADE_MARK)).done < 0:
             await self._upgrade()
             await memories.raise_to(queue, UPGRADE_MARK, SinkMemory(done=0))
-        for sink in await memories.sinks(queue):
-            await self.remember(sink, await self.known_by_log(sink))
+        known = await self.known_by_log(await memories.sinks(queue))
+        for sink, memory in known.items():
+            await self.remember(sink, memory)
 
     async def _upgrade(self) -> None:
         found: dict[str, SinkMemory] = {}
@@ -289,22 +320,23 @@ class TxnLog:
         first, _ = await self._ride_out(partial(self.bounds, queue))
         if first > start:  # the driver has slept for days: a decision may have expired since then
             raise DecisionLostError(f"{LOG_TOPIC} has expired while batch {batch} was committed")
-        read = partial(self._batch_records, queue, sink, start, end + 1)
+        read = partial(self._batch_records, queue, (sink,), start, end + 1)
         return status_of(await self._ride_out(read), batch)
 
     async def batch_records(self, sink: str) -> list[BatchRecord]:
         """All D, X and A records of a sink that the log still has."""
         queue = await self.queue_of(sink)
         first, end = await self.bounds(queue)
-        return await self._batch_records(queue, sink, first, end)
+        return await self._batch_records(queue, (sink,), first, end)
 
     async def _batch_records(
-        self, queue: MessageQueue, sink: str, low: int, high: int
+        self, queue: MessageQueue, sinks: Collection[str], low: int, high: int
     ) -> list[BatchRecord]:
+        tags = " || ".join(f"D.{sink}" for sink in sinks)
         found = [
-            entry.record async for entry in self._entries(queue, low, high, f"D.{sink}")
+            entry.record async for entry in self._entries(queue, low, high, tags)
         ]  # brokers compare tags by hash: records of other sinks may be among them
-        return [r for r in found if not isinstance(r, Manifest) and r.sink == sink]
+        return [r for r in found if not isinstance(r, Manifest) and r.sink in sinks]
 
     async def manifest(self, sink: str, position: int) -> LogRecord:
         """The record at an offset; raises DecisionLostError."""

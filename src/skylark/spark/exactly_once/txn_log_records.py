@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Final, TypeAlias
 
@@ -58,6 +58,8 @@ VOID_COUNT_MAX: Final = 20_000
 
 #: Records in the first step of a walk back; each further step doubles it.
 WALK_WINDOW: Final = 800
+#: A batch after all that there can be.
+AFTER_ALL: Final = 1 << 62
 
 _SINK: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _IDENTITY: Final = re.compile(
@@ -265,6 +267,29 @@ def walk_back(
         part = yield low, high
         found[:0] = part
         floor = max(floor, walk_floor(part, batch) or 0)
+    return found
+
+
+def walk_back_all(
+    sinks: Collection[str], first: int, end: int, window: int = WALK_WINDOW
+) -> Generator[
+    tuple[int, int, Collection[str]], Sequence[BatchRecord], Mapping[str, Sequence[BatchRecord]]
+]:
+    """As :func:`walk_back`, for the last batch of each of several sinks in one pass.
+
+    Yields ranges of offsets that do not overlap, and the sinks whose records are wanted there.
+    """
+    found: dict[str, list[BatchRecord]] = {sink: [] for sink in sinks}
+    floors = dict.fromkeys(sinks, first)
+    low = end
+    while wanted := [sink for sink in sinks if floors[sink] < low]:
+        high, low = low, max(low - window, min(floors[sink] for sink in wanted))
+        window *= 2
+        part = yield low, high, wanted
+        for sink in wanted:
+            mine = [record for record in part if record.sink == sink]
+            found[sink][:0] = mine
+            floors[sink] = max(floors[sink], walk_floor(mine, AFTER_ALL) or 0)
     return found
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 from skylark.client.core.client_message import TxState
 from skylark.core.errors import RemoteProtocolError
 from skylark.spark.exactly_once.half_message_completion import half_locations
+from skylark.spark.exactly_once.sink_memory import add_to_memory
 from skylark.spark.exactly_once.txn_log_records import (
     Abandon,
     BatchRecord,
@@ -18,6 +22,7 @@ from skylark.spark.exactly_once.txn_log_records import (
     Identity,
     LogRecord,
     Manifest,
+    SinkMemory,
     Winner,
     decode_record,
     differences,
@@ -31,6 +36,7 @@ from skylark.spark.exactly_once.txn_log_records import (
     unique_id,
     unique_prefix,
     walk_back,
+    walk_back_all,
 )
 
 WON, LOST = "00000000000000aa", "00000000000000bb"
@@ -173,3 +179,46 @@ def test_an_unreadable_record_is_a_protocol_error(body: bytes) -> None:
 @given(st.lists(st.integers(0, 1 << 60), max_size=30))
 def test_sums_undo_differences(numbers: list[int]) -> None:
     assert sums(differences(numbers)) == numbers
+
+
+SINKS = ("a", "b", "c")
+
+
+def last_batches(records: Iterable[BatchRecord]) -> SinkMemory:
+    memory = SinkMemory()
+    for record in records:
+        if not isinstance(record, Abandon):
+            memory = add_to_memory(memory, record)
+    return memory
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 5), st.lists(st.sampled_from(SINKS), max_size=20))
+def test_a_walk_for_several_sinks_reads_no_offset_twice(window: int, order: list[str]) -> None:
+    log: list[BatchRecord] = []
+    for sink in order:
+        batch = sum(isinstance(r, Done) and r.sink == sink for r in log)
+        decided = msgspec.structs.replace(decision(batch, seen=len(log)), sink=sink)
+        log += [decided, Done(sink=sink, batch=batch)]
+    walking = walk_back_all(SINKS, 0, len(log), window)
+    read: list[int] = []
+    try:
+        low, high, wanted = next(walking)
+        while True:
+            read += range(low, high)
+            low, high, wanted = walking.send([r for r in log[low:high] if r.sink in wanted])
+    except StopIteration as stop:
+        found: Mapping[str, Sequence[BatchRecord]] = stop.value
+    assert len(read) == len(set(read))
+    for sink in SINKS:
+        assert last_batches(found[sink]) == last_batches(r for r in log if r.sink == sink)
+
+
+def test_a_walk_for_several_sinks_ends_at_their_last_batches() -> None:
+    log: list[BatchRecord] = [decision(0), *[done(0)] * 999]
+    log += [decision(9, seen=1000), done(9)]
+    walking = walk_back_all(["s"], 0, len(log), 4)
+    low, high, _ = next(walking)
+    assert (low, high) == (998, 1002)
+    with pytest.raises(StopIteration):
+        walking.send(log[low:high])
