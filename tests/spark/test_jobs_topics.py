@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,14 @@ from pyspark.sql import SparkSession
 
 from skylark import ClientOptions, Message
 from skylark.cli.main import cli
+from skylark.core.errors import SkylarkError
 from skylark.spark.cluster_client import shared_cluster
 from skylark.spark.jobs.mirror_job import MIRROR_FROM, mirrored_rows
 from skylark.spark.option_table import Connection
 from skylark.sync import Admin, read_arrow
 from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv
+from tests.interop.process import poll_until
 from tests.spark.source_site import Site
 
 WEST = "West"
@@ -38,7 +42,7 @@ class JobSite(Site):
             "mappedFileSizeConsumeQueue": 60_000,
             "maxMessageSize": 16_384,
         }
-        self.open.enter_context(
+        self.west_broker = self.open.enter_context(
             SkylarkBroker(self.west_namesrv.address, settings, folder=folder / "west")
         )
         self.west = ClientOptions(namesrv=self.west_namesrv.address)
@@ -286,6 +290,60 @@ def test_a_row_that_came_from_the_target_is_skipped(spark: SparkSession) -> None
         "m4": {"u": "1", MIRROR_FROM: "CC,B"},
     }
     assert {(row.brokerName, row.queueId) for row in rows} == {("t", 1)}  # 9 mod 2
+
+
+AWAY_S = 4.0
+
+
+def test_a_mirror_rides_out_outages_of_its_target(site: JobSite, tmp_path: Path) -> None:
+    topic = site.topic(2)
+    site.west_admin.topics.create(topic, queue_count=2)
+    job = ("mirror", topic, "--to-namesrv", site.west_namesrv.address,
+           "--checkpoint", str(tmp_path / "ck"), "--batch-rows", "40")  # fmt: skip
+
+    def copied() -> set[str]:
+        with suppress(SkylarkError):
+            return {row["msgId"] for row in site.rows(topic, site.west)}
+        return set()
+
+    servers = (site.west_broker, site.west_namesrv)
+    errors: list[BaseException] = []
+
+    def interrupt() -> None:
+        try:
+            poll_until(lambda: len(copied()) >= 40, timeout_s=120, what="the first rows")
+            for server in servers:
+                server.kill()
+            threading.Event().wait(AWAY_S)
+            for server in servers:
+                server.start()
+        except BaseException as error:  # noqa: BLE001 - raised by the test
+            errors.append(error)
+
+    def all_ids() -> set[str]:
+        return {row["msgId"] for row in site.rows(topic)}
+
+    site.publish(topic, {0: 200, 1: 100})
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        found = site.done(*job)
+    finally:
+        thread.join()
+    assert not errors
+    assert found["rows_sent"] == 300
+    assert found["batches"] > 3  # so that there were some after the first rows
+    poll_until(lambda: copied() == all_ids(), timeout_s=30, what="all rows at the target")
+
+    site.publish(topic, {0: 5}, first=200)
+    site.west_broker.kill()  # it is away when the mirror is started again
+    later = threading.Timer(AWAY_S, site.west_broker.start)
+    later.start()
+    try:
+        assert site.done(*job)["rows_sent"] == 5
+    finally:
+        later.join()
+    poll_until(lambda: copied() == all_ids(), timeout_s=30, what="all rows at the target")
 
 
 def test_errors_of_a_mirror_are_one_sentence(site: JobSite, tmp_path: Path) -> None:

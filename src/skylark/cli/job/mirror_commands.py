@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -54,9 +55,12 @@ def command(context: CliContext, /, dry_run: bool, spark: SparkGiven, **given: A
     """
     require_checkpoint(given)
     from skylark.spark.jobs import mirror_job as mirror
+    from skylark.spark.pipelines.checkpoint_folders import local_path
 
     options = mirror.MirrorOptions(**given)
-    mirror.check_clusters(options)  # a missing topic is reported before Spark starts
+    folder = local_path(options.checkpoint, Path.cwd())
+    if folder is not None and not (folder / "commits").exists():
+        mirror.check_clusters(options)  # a missing topic is reported before Spark starts
     queues = plan_or_run(context, "mirror", spark, mirror, options, dry_run=dry_run)
     if queues is not None:
         context.output.rows(PLAN_COLUMNS, queues)

@@ -24,6 +24,9 @@ translate the offset of a group, find the row with ``sourceOffset <= offset < so
 count``. Target offsets come from the brokers' replies. A batch that is repeated after a crash is
 sent again (at least once), and replaces its rows in the table.
 
+**Outages.** Source, sink and the look-up of queues before each batch wait up to ``outageTimeout``
+for servers that do not answer, also in a run that continues a checkpoint.
+
 **Tasks.** :func:`send_rows` sends rows with the sender of the sink
 (:mod:`skylark.spark.sink.sink_sender`); :class:`Placed` records the offset of each. An Arrow batch
 is sent and acknowledged as a whole before its offset pairs are returned, so a task has only one
@@ -59,6 +62,7 @@ from skylark.spark.jobs.job_runner import (
     with_trigger,
 )
 from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans, topic_route
+from skylark.spark.outages import ride_out
 from skylark.spark.sink.row_batcher import RowBatcher, RowRequest
 from skylark.spark.sink.row_encoder import SINK_TYPES, BadRowError, RowPlan, RowReader
 from skylark.spark.sink.sink_client import sink_client
@@ -179,7 +183,9 @@ def run(
     spark: SparkSession, options: MirrorOptions, report: Report, stop: Event | None = None
 ) -> MirrorSummary:
     """Copy all messages, or run on until ``stop`` is set; raises SkylarkError."""
-    clusters = check_clusters(options)
+    with translate_errors():
+        ran_before = checkpoint_offset(spark, options.checkpoint) is not None
+    clusters = check_clusters(options, existed=ran_before)
     sent = _Sent()
     with translate_errors():
         frame = spark.readStream.format("rocketmq").options(**options.source).load()
@@ -222,7 +228,7 @@ class _Sent(msgspec.Struct):
 
 def _copy(options: MirrorOptions, sent: _Sent, frame: DataFrame, batch: int) -> None:
     """Send one micro-batch and write its offset pairs; runs in the driver."""
-    clusters = check_clusters(options)
+    clusters = check_clusters(options, existed=True)
     query = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     observation = Observation()
     send: Callable[..., Iterator[object]] = partial(
@@ -303,10 +309,13 @@ def _rank(queue: MessageQueue) -> tuple[int, str]:
     return queue.queue_id, queue.broker_name
 
 
-def check_clusters(options: MirrorOptions) -> _Clusters:
-    """Find both topics; raises NotFoundError if one is missing, ConfigError for a loop."""
-    source = topic_route(options.source, options.topic)
-    target = topic_route(options.sink, options.target)
+def check_clusters(options: MirrorOptions, *, existed: bool = False) -> _Clusters:
+    """Find both topics; raises NotFoundError if one is missing, ConfigError for a loop.
+
+    If they ``existed`` before, they are waited for; raises OutageError then.
+    """
+    source = topic_route(options.source, options.topic, existed=existed)
+    target = topic_route(options.sink, options.target, existed=existed)
     readable = make_route(options.topic, source).subscribe
     writable = make_route(options.target, target).publish
     if not writable:
@@ -386,7 +395,10 @@ def send_rows(
             for position, reason in rows.bad.items():
                 raise _bad_row(position, reason)
             placed.offsets = np.full(batch.num_rows, -1)
-            queues = {topic: portal.call(client.queues(topic))}
+            find = partial(
+                client.queues_of_rows, (topic,), batcher.named_brokers(rows), lambda _: True
+            )
+            queues = portal.call(ride_out(client.clock, options.outage_timeout_s, find))
             for request in batcher.requests_of(rows, queues):
                 portal.call(sender.put(request))
             portal.call(sender.finish())

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from skylark.admin.admin_session import Session
+from skylark.admin.admin_session import Session, masters_of
+from skylark.admin.errors import NotFoundError
 from skylark.spark.cluster_client import shared_cluster
+from skylark.spark.outages import ride_out
+from skylark.spark.sink.sink_client import route_missing
 from skylark.spark.sink.sink_options import read_sink_options
 from skylark.spark.source.offset_options import Named
 from skylark.spark.source.queue_bounds import ClusterInspector, ask_cluster
@@ -81,8 +84,26 @@ def require_topics(options: Mapping[str, str]) -> None:
         topic_route(options, topic)
 
 
-def topic_route(options: Mapping[str, str], topic: str) -> TopicRouteData:
-    """The route of a topic in the cluster of these options; raises NotFoundError."""
-    connection = read_sink_options({"nameServer": options["nameServer"]}).connection
-    session = (cluster := shared_cluster(connection)).session
-    return cluster.run(session.route(session.wrap(topic)))
+def topic_route(options: Mapping[str, str], topic: str, *, existed: bool = False) -> TopicRouteData:
+    """The route of a topic in the cluster of these options; raises NotFoundError.
+
+    If it ``existed`` before, it is waited for, up to ``outageTimeout``: name servers forget the
+    topics of brokers that are down. Raises OutageError then.
+    """
+    given = read_sink_options({"nameServer": options["nameServer"]})
+    session = (cluster := shared_cluster(given.connection)).session
+
+    async def find() -> TopicRouteData:
+        try:
+            route = await session.route(session.wrap(topic))
+        except NotFoundError as error:
+            if not existed:
+                raise
+            raise route_missing(topic) from error
+        if existed and not masters_of(route):
+            raise route_missing(topic)
+        return route
+
+    if not existed:
+        return cluster.run(find())
+    return cluster.run(ride_out(session.clock, given.outage_timeout_s, find))

@@ -13,7 +13,7 @@ connections stay open until the process ends.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from skylark.admin.admin_session import Session, no_topic
@@ -94,12 +94,31 @@ class SinkClient:
         except NotFoundError as error:
             if not existed and topic not in self._found:
                 raise
-            raise NoRouteError(
-                f"topic {topic} has no route: its brokers are down, or it was deleted",
-                hint=f"start them, or create it with `skylark topic create {topic}`",
-            ) from error
+            raise route_missing(topic) from error
 
-    async def require_registered(self, brokers: Collection[str]) -> None:
+    async def queues_of_rows(
+        self, topics: Collection[str], brokers: Collection[str], existed: Callable[[str], bool]
+    ) -> dict[str, Sequence[MessageQueue]]:
+        """The queues of the topics of rows that name ``brokers``; ``existed``: of each topic.
+
+        Raises as :meth:`expected_queues`, and NoRouteError for a broker that is not registered: it
+        may be down.
+        """
+
+        async def find(*, fresh: bool = False) -> dict[str, Sequence[MessageQueue]]:
+            return {
+                topic: await self.expected_queues(topic, existed=existed(topic), fresh=fresh)
+                for topic in topics
+            }
+
+        found = await find()
+        there = {queue.broker_name for queues in found.values() for queue in queues}
+        if missing := set(brokers) - there:
+            await self._require_registered(missing)
+            found = await find(fresh=True)
+        return found
+
+    async def _require_registered(self, brokers: Collection[str]) -> None:
         """Raise NoRouteError for brokers that no name server knows: they may be down."""
         known = (await self.session.cluster_info()).broker_addr_table
         for broker in sorted(set(brokers) - known.keys()):
@@ -146,6 +165,14 @@ class SinkClient:
                     hint="use a Skylark broker, delivery=at-least-once with stampId=true, or"
                     " txnVerify=true for a best effort",
                 )
+
+
+def route_missing(topic: str) -> NoRouteError:
+    """The error for a topic that existed before and that no name server knows now."""
+    return NoRouteError(
+        f"topic {topic} has no route: its brokers are down, or it was deleted",
+        hint=f"start them, or create it with `skylark topic create {topic}`",
+    )
 
 
 async def open_client(options: ClientOptions, group: str) -> SinkClient:

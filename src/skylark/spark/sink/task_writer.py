@@ -151,19 +151,10 @@ class _Task:
         topics = self.batcher.topics(rows) if len(rows.positions) else []
         named = self.batcher.named_brokers(rows)
 
-        async def find() -> dict[str, Sequence[MessageQueue]]:
-            found = {topic: await self._find(topic) for topic in topics}
-            there = {queue.broker_name for queues in found.values() for queue in queues}
-            if missing := named - there:
-                await self.client.require_registered(missing)
-                found = {topic: await self._find(topic, fresh=True) for topic in topics}
-            return found
+        def existed(topic: str) -> bool:
+            return self.task.batch > 0 and topic == self.options.topic
 
-        return self.ask(find)
-
-    async def _find(self, topic: str, *, fresh: bool = False) -> Sequence[MessageQueue]:
-        existed = self.task.batch > 0 and topic == self.options.topic
-        return await self.client.expected_queues(topic, existed=existed, fresh=fresh)
+        return self.ask(lambda: self.client.queues_of_rows(topics, named, existed))
 
     def ask(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run ``work`` on the event loop, through outages."""
