@@ -28,7 +28,8 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -58,6 +59,7 @@ class ProcessQueue:
         self._order: deque[int] = deque()
         self._in_flight: dict[int, MessageExt] = {}
         self._started: dict[int, int] = {}  # offset -> when a handler got it
+        self._going_back: set[int] = set()  # offsets, see going_back
         self._drained: Callable[[], object] | None = None
         self._drained_count = 0
         self.queue_offset_max = 0  #: offset of the last message that was put
@@ -251,19 +253,42 @@ class ProcessQueue:
         """The first message, if a handler has had it for longer than ``timeout_ms``.
 
         It goes back to the broker, then :meth:`remove_first`; at most EXPIRED_COUNT_MAX at a check.
+        A message that goes back already has not expired.
         """
         if not self._messages:
             return None
         offset = self._first_offset()
         started = self._started.get(offset)
-        if started is None or now_ms - started <= timeout_ms:
+        if started is None or now_ms - started <= timeout_ms or offset in self._going_back:
             return None
         return self._messages[offset]
 
-    def remove_first(self, message: MessageExt, now_ms: int) -> None:
-        """Remove a message that was sent back, unless its handler has ended since."""
+    def remove_first(self, message: MessageExt, now_ms: int) -> int:
+        """Remove a message that was sent back, unless its handler has ended since.
+
+        Returns the offset to commit, or -1.
+        """
         if self._messages and self._first_offset() == message.record.queue_offset:
-            self.remove([message], now_ms)
+            return self.remove([message], now_ms)
+        return NOTHING_TO_COMMIT
+
+    @contextmanager
+    def going_back(self, messages: Iterable[MessageExt]) -> Iterator[None]:
+        """The block sends these messages back, and nothing else does meanwhile.
+
+        A handler may fail while the check for hanging ones sends its message back, and the check
+        may come while the messages of a failed handler are sent back.
+        """
+        offsets = {message.record.queue_offset for message in messages}
+        self._going_back |= offsets
+        try:
+            yield
+        finally:
+            self._going_back -= offsets
+
+    def is_going_back(self, message: MessageExt) -> bool:
+        """Whether a block of :meth:`going_back` sends the message back."""
+        return message.record.queue_offset in self._going_back
 
     # ---- locks and pulls -------------------------------------------------------------------------
 

@@ -11,9 +11,9 @@ raises RetryLater            it is sent back to the broker, with that delay leve
 raises DeadLetter            it becomes a dead letter of the group
 raises any other error       as RetryLater; the error is logged
 is cancelled                 the same, whether by itself or by something that it awaits
-hangs                        after ``consume_timeout`` the message is sent back, and a coroutine is
-                             cancelled; a plain function keeps its thread, and its later result
-                             is ignored
+hangs                        after ``consume_timeout`` a coroutine is cancelled, and its messages
+                             are sent back; so is the message of a plain function, which keeps its
+                             thread. A later result is ignored
 does not exist               it is sent back: the topic of a retry is no longer subscribed
 ===========================  ======================================================================
 
@@ -28,7 +28,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterator, Sequence
-from functools import partial
 from itertools import groupby
 from typing import Any, Final
 
@@ -41,6 +40,7 @@ from skylark.client.consumer.process_queue import (
 )
 from skylark.client.consumer.push.concurrent_settlement import (
     ALL_ACCEPTED,
+    HUNG,
     RECONSUME_LATER,
     RESUBMIT_DELAY_MS,
     Outcome,
@@ -159,11 +159,13 @@ class ConcurrentRunner(Runner):
             lost = len(batch) - max(0, outcome.ack_index + 1)
             logger.warning("%d messages of %s failed and are lost", lost, assigned.queue)
         kept = []
-        for message in send_backs(process_queue, batch, outcome, clustering=clustering):
-            if await services.sends_back.give(message, outcome.delay_level):
-                services.setup.stats.sent_back += 1
-            else:
-                kept.append(message)
+        failed = send_backs(process_queue, batch, outcome, clustering=clustering)
+        with process_queue.going_back(failed):
+            for message in failed:
+                if await services.sends_back.give(message, outcome.delay_level):
+                    services.setup.stats.sent_back += 1
+                else:
+                    kept.append(message)
         settled = settle(process_queue, batch, kept, services.clock.steady_ms())
         if settled.offset is not None:
             self.commit(assigned, settled.offset)
@@ -176,24 +178,52 @@ class ConcurrentRunner(Runner):
             self._hand_out(assigned, messages)
 
     async def expire(self, assigned: AssignedQueue) -> None:
-        """Send back messages whose handlers run for longer than ``consume_timeout``."""
+        """Cancel coroutines that run for longer than ``consume_timeout``, which makes them fail.
+
+        The messages of other handlers are sent back here: of plain functions, and of coroutines
+        that went on when they were cancelled.
+        """
         services, process_queue = self.services, assigned.process_queue
-        self._settle_accepted(assigned, services.clock.steady_ms())
+        now_ms = services.clock.steady_ms()
+        self._settle_accepted(assigned, now_ms)
         timeout_ms = services.setup.settings.consume_timeout_ms
+        self._cancel_hung(assigned, now_ms, timeout_ms)
         for _ in range(EXPIRED_COUNT_MAX):
             message = process_queue.expired(services.clock.steady_ms(), timeout_ms)
             if message is None or process_queue.dropped:
                 return
-            logger.warning("a handler hangs: %s is sent back", message)
-            if not await services.sends_back.give(message, EXPIRED_DELAY_LEVEL):
-                return
-            services.setup.stats.sent_back += 1
-            process_queue.remove_first(message, services.clock.steady_ms())
-            self.pools.cancel(partial(_has, message))
+            if services.setup.settings.clustering:
+                logger.warning("a handler hangs: %s is sent back", message)
+                with process_queue.going_back([message]):
+                    if not await services.sends_back.give(message, EXPIRED_DELAY_LEVEL):
+                        return
+                services.setup.stats.sent_back += 1
+            else:
+                logger.warning("a handler hangs: %s failed and is lost", message)
+            offset = process_queue.remove_first(message, services.clock.steady_ms())
+            if offset >= 0 and not process_queue.dropped:
+                self.commit(assigned, offset)
 
+    def _cancel_hung(self, assigned: AssignedQueue, now_ms: int, timeout_ms: int) -> None:
+        def is_hung(job: Job) -> bool:
+            return (
+                isinstance(job, ConcurrentJob)
+                and not job.is_hung
+                and job.assigned is assigned
+                and now_ms - job.started_ms > timeout_ms
+            )
 
-def _has(message: MessageExt, job: Job) -> bool:
-    return isinstance(job, ConcurrentJob) and message in job.batch
+        for job in self.pools.cancel(is_hung):
+            assert isinstance(job, ConcurrentJob)
+            logger.warning(
+                "handler %s hangs and is cancelled: %s and %d more messages have failed",
+                job.binding.name,
+                job.batch[0],
+                len(job.batch) - 1,
+            )
+            job.is_hung = True
+            # The cancelled handler has as long again to end, before a check sends them back.
+            assigned.process_queue.start(job.batch, now_ms)
 
 
 class ConcurrentJob(msgspec.Struct, eq=False):
@@ -205,6 +235,7 @@ class ConcurrentJob(msgspec.Struct, eq=False):
     batch: Sequence[MessageExt]
     context: ConsumeContext | None = None
     started_ms: int = 0
+    is_hung: bool = False  # it was cancelled after consume_timeout: it fails, however it ends
 
     def begin(self) -> bool:
         process_queue = self.assigned.process_queue
@@ -229,12 +260,13 @@ class ConcurrentJob(msgspec.Struct, eq=False):
         took_ms = now_ms - self.started_ms
         assigned.counters.consume_ms += took_ms
         is_index = type(result) is int and self.binding.batch > 1
-        if result is not None and not is_index:
-            self.runner.warn_of_result(self.binding, result)
-        if error is None and not is_index and self.context is None:
-            # The common case, for each message.
-            self.runner.accepted(assigned, batch, took_ms, now_ms)
-            return None
+        if error is None and not is_index and not self.is_hung:
+            if result is not None:
+                self.runner.warn_of_result(self.binding, result)
+            if self.context is None:
+                # The common case, for each message.
+                self.runner.accepted(assigned, batch, took_ms, now_ms)
+                return None
         outcome = Outcome(ack_index=result) if is_index else ALL_ACCEPTED
         return self._settle(outcome, error, now_ms)
 
@@ -242,7 +274,9 @@ class ConcurrentJob(msgspec.Struct, eq=False):
         self, outcome: Outcome, error: BaseException | None, now_ms: int
     ) -> Coroutine[Any, Any, None] | None:
         runner, assigned, batch = self.runner, self.assigned, self.batch
-        if error is not None:
+        if self.is_hung:
+            outcome = HUNG
+        elif error is not None:
             report(runner.services.setup.group, self.binding, batch[0], error)
             outcome = outcome_of_error(error)
         accepted = min(max(0, outcome.ack_index + 1), len(batch))

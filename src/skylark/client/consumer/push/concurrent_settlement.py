@@ -14,8 +14,9 @@ queue, holds the commit back, and a handler gets it again five seconds later. Br
 have no retries: failures are logged and lost.
 
 A message that is no longer in the process queue was sent back because its handler hung; the later
-result of the handler is ignored. So are all results of a dropped queue: its next owner gets the
-messages again.
+result of the handler is ignored. So is the result for a message that is on its way back already
+(``ProcessQueue.going_back``), and all results of a dropped queue: its next owner gets the messages
+again.
 
 Counterpart of Java's ``ConsumeMessageConcurrentlyService``.
 """
@@ -29,7 +30,11 @@ from typing import Final, TypeVar
 import msgspec
 
 from skylark.client.consumer.consumer_send_back import BROKER_DECIDES, STRAIGHT_TO_DEAD_LETTERS
-from skylark.client.consumer.process_queue import NOTHING_TO_COMMIT, ProcessQueue
+from skylark.client.consumer.process_queue import (
+    EXPIRED_DELAY_LEVEL,
+    NOTHING_TO_COMMIT,
+    ProcessQueue,
+)
 from skylark.client.core.client_message import DeadLetter, MessageExt, RetryLater
 
 MessageT = TypeVar("MessageT", bound=MessageExt)
@@ -58,6 +63,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
 ALL_ACCEPTED: Final = Outcome()
 RECONSUME_LATER: Final = Outcome(ack_index=-1)
+#: Of a handler that was cancelled because it took longer than ``consume_timeout``.
+HUNG: Final = Outcome(ack_index=-1, delay_level=EXPIRED_DELAY_LEVEL)
 
 
 def outcome_of_error(error: BaseException) -> Outcome:
@@ -101,7 +108,8 @@ def send_backs(
     accepted = outcome.ack_index + 1
     if accepted >= len(batch) or not clustering or queue.dropped:
         return []
-    return [message for message in batch[max(0, accepted) :] if message in queue]
+    failed = [message for message in batch[max(0, accepted) :] if message in queue]
+    return [message for message in failed if not queue.is_going_back(message)]
 
 
 def settle(
@@ -113,11 +121,11 @@ def settle(
     """Settle a batch, except for ``kept``: messages that could not be sent back."""
     if queue.dropped:
         return Settlement(None, [])
-    done: Sequence[MessageExt] = batch
+    done: Sequence[MessageExt] = [each for each in batch if not queue.is_going_back(each)]
     resubmit: list[MessageExt] = []
     if kept:
         kept_offsets = {message.queue_offset for message in kept}
-        done = [message for message in batch if message.queue_offset not in kept_offsets]
+        done = [message for message in done if message.queue_offset not in kept_offsets]
         resubmit = [message for message in batch if message.queue_offset in kept_offsets]
         for message in resubmit:
             message.record.reconsume_times += 1

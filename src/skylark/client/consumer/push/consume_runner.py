@@ -110,9 +110,9 @@ class Pools:
         self.submit(binding, [job])
         return await job.outcome
 
-    def cancel(self, is_wanted: Callable[[Job], bool]) -> None:
-        """Cancel handlers that hang; only coroutines can be cancelled."""
-        self._loop_workers.cancel(is_wanted)
+    def cancel(self, is_wanted: Callable[[Job], bool]) -> list[Job]:
+        """Cancel handlers that hang, and return their jobs; only coroutines can be cancelled."""
+        return self._loop_workers.cancel(is_wanted)
 
     @property
     def is_current(self) -> bool:

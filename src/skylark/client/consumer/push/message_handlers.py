@@ -300,12 +300,13 @@ class LoopWorkers:
         finally:
             self._running.pop(job, None)
 
-    def cancel(self, is_wanted: Callable[[Job], bool]) -> None:
-        """Cancel handlers that wait; each of them has failed then."""
-        for job, task in tuple(self._running.items()):
-            if is_wanted(job):
-                del self._running[job]  # cancelled once
-                task.cancel(f"{self._name}: the handler took longer than consume_timeout")
+    def cancel(self, is_wanted: Callable[[Job], bool]) -> list[Job]:
+        """Cancel handlers that wait; returns their jobs, whose handlers end in a later turn."""
+        wanted = [job for job in self._running if is_wanted(job)]
+        for job in wanted:
+            task = self._running.pop(job)
+            task.cancel(f"{self._name}: the handler took longer than consume_timeout")
+        return wanted
 
     def _ends_task(self, job: Job, cancelled: asyncio.CancelledError) -> bool:
         """Whether the task that called a handler ends with it; else the handler has failed."""

@@ -550,3 +550,26 @@ async def test_a_result_without_a_meaning_warns_once(
         found = [text for text in caplog.messages if "counts as success" in text]
         assert len(found) == warns
         assert all("handle" in text and repr(result) in text for text in found)
+
+
+@pytest.mark.parametrize("kind", ["generator", "coroutine"])
+async def test_a_result_of_a_failure_is_not_said_to_be_a_success(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """A plain function that returns what was not run has failed."""
+
+    async def not_awaited(message: MessageExt) -> None:
+        """Its call is the result of the handler."""
+
+    async with push_world(tmp_path) as w:
+        await w.send_many(1)
+        consumer = w.consumer()
+
+        @consumer.subscribe("T")
+        def handle(message: MessageExt) -> object:
+            return not_awaited(message) if kind == "coroutine" else (_ for _ in [message])
+
+        async with consuming(w, consumer):
+            await w.until(lambda: consumer.stats.failed == 1)
+        assert f"returned a {kind}" in caplog.text
+        assert "counts as success" not in caplog.text
