@@ -86,6 +86,7 @@ class PullMember:
             data_plane=self,
             on_abandoned=self._leave_alone,
         )
+        self._compared: frozenset[str] = frozenset()  # members whose subscriptions were compared
         self._saved: dict[MessageQueue, int] = {}  # of queues that are not shared by rebalancing
         self._started_ms = self._clock.now_ms()
 
@@ -177,8 +178,17 @@ class PullMember:
     # ---- rebalancing -----------------------------------------------------------------------------
 
     async def rebalance(self) -> bool:
-        """Take up and give up queues; returns whether we have exactly those that we should have."""
-        return await self._executor.round()
+        """Take up and give up queues; returns whether we have exactly those that we should have.
+
+        Pulls contain their subscription, so no broker refuses those of a member that differs from
+        the rest of its group, as it does with push consumers: they are compared when members come.
+        """
+        balanced = await self._executor.round()
+        members = self._executor.rebalance.members
+        is_alone = members <= {self._instance.client_id}
+        if members != self._compared and (is_alone or self._executor.report_conflicts()):
+            self._compared = members
+        return balanced
 
     def start_pull(
         self, queue: MessageQueue, process_queue: ProcessQueue, offset: int, delay_ms: int

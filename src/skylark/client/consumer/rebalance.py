@@ -207,6 +207,11 @@ class Rebalance:
         # A configured share has queues of any topic, and a round is about one topic.
         return frozenset(queue for queue in found if queue.topic == topic)
 
+    @property
+    def members(self) -> frozenset[str]:
+        """The client ids of the group, as of the last round of each topic."""
+        return frozenset().union(*self._members.values())
+
     def _former_owners(
         self, topic: str, queues: Collection[MessageQueue], members: frozenset[str]
     ) -> dict[MessageQueue, str]:

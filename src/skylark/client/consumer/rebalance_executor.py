@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from skylark.client.consumer.offset_persistence import OffsetStore
@@ -335,15 +335,20 @@ class RebalanceExecutor:
 
     # ---- members that differ ---------------------------------------------------------------------
 
-    def report_conflicts(self) -> None:
-        """Log which members subscribe differently, at most once a minute; on the control loop."""
-        now_ms = self._clock.steady_ms()
-        if not self.tasks.closed and now_ms >= self._report_conflicts_ms:
-            self._report_conflicts_ms = now_ms + CONFLICTS_EVERY_MS
-            self.tasks.spawn(self._report_conflicts(), name="conflicts")
+    def report_conflicts(self) -> bool:
+        """Log which members subscribe differently, at most once a minute; on the control loop.
 
-    async def _report_conflicts(self) -> None:
-        link, topics = self._instance.control_link, tuple(self._subscriptions())
+        Returns whether this looks for them, which ends later.
+        """
+        now_ms, topics = self._clock.steady_ms(), tuple(self._subscriptions())
+        if self.tasks.closed or not topics or now_ms < self._report_conflicts_ms:
+            return False
+        self._report_conflicts_ms = now_ms + CONFLICTS_EVERY_MS
+        self.tasks.spawn(self._report_conflicts(topics), name="conflicts")
+        return True
+
+    async def _report_conflicts(self, topics: Sequence[str]) -> None:
+        link = self._instance.control_link
         try:
             address = await link.lookup.broker_of_topic(topics[0])
             members = await link.calls.consumer_connection(address, self._group)

@@ -8,7 +8,10 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from skylark.broker.app import Broker
+from skylark.client.consumer import rebalance_executor
 from skylark.client.consumer.push.push_consumer import PushConsumer
 from skylark.client.core.client_message import Message, MessageExt
 from skylark.client.core.client_options import ClientOptions
@@ -169,6 +172,16 @@ async def until(condition: Callable[[], object]) -> None:
 
     clock = LoopClock()
     await clock.wait_for(turn(), 10.0)
+
+
+def said_to_differ(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What clients logged of members that subscribe differently; brokers log it too."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == rebalance_executor.__name__
+        and "subscribe differently" in record.getMessage()
+    ]
 
 
 class Seen(list[bytes]):

@@ -13,7 +13,7 @@ from skylark.client.consumer.push.push_consumer import PushConsumer
 from skylark.client.consumer.rebalance_executor import RebalanceExecutor
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.client_runtime import inline_runtime
-from tests.unit.client.consumer.pushes import FIRST, PushWorld, push_world
+from tests.unit.client.consumer.pushes import FIRST, PushWorld, push_world, said_to_differ
 from tests.unit.client.worlds import FakeConsumer
 
 QUEUES = 4
@@ -136,7 +136,7 @@ async def test_members_that_subscribe_to_different_topics_are_named(
         await w.start(first)
         await w.start(second)
         await w.clock.advance(seconds=120)
-        found = [text for text in caplog.messages if "subscribe differently" in text]
+        found = said_to_differ(caplog)
         assert found
         assert "127.0.0.1@second" in found[0]
         assert "topic T" in found[0]
