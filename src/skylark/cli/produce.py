@@ -22,7 +22,7 @@ import os
 import stat
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +41,7 @@ from skylark.cli.command_helpers import (
 from skylark.cli.exit_codes import translated_errors
 
 if TYPE_CHECKING:
+    from skylark.cli.output import Output
     from skylark.client.core.client_message import Message, SendResult
     from skylark.client.core.client_options import ClientOptions
     from skylark.client.producer.producer import Producer
@@ -110,7 +111,11 @@ class Common:
     metavar="KEY",
     help="Sharding key: messages with equal keys go to one queue, in order.",
 )
-@click.option("--queue", metavar="[BROKER:]ID", help="Send to this queue; not with --shard.")
+@click.option(
+    "--queue",
+    metavar="[BROKER:]ID",
+    help="Send to this queue; with several brokers give BROKER:ID. Not with --shard.",
+)
 @click.option("--delay", metavar="TIME", help="Delay of the delivery: 500ms, 10s, 5m, 2h, 1d.")
 @click.option(
     "--count",
@@ -174,6 +179,7 @@ def command(
         raise click.UsageError("--shard chooses the queue: leave out --queue or --shard")
     if batch_size is not None and (delay, shard) != (None, None):
         raise click.UsageError("--batch cannot be combined with --delay or --shard")
+    _check_tag_and_keys(tag, keys)
     common = Common(topic, tag, keys, dict(_property(text) for text in properties))
     sizes = Sizes(repeats, _chunk_size(batch_size, rate))
     make = _json_message if jsonl else _plain_message
@@ -196,6 +202,7 @@ def command(
     watched = not sys.stdout.isatty() and (total is None or total >= LONG_COUNT)
     with (
         translated_errors(topic),
+        _reported(empty, context.output),
         context.output.progress(f"sending to {topic}", total) if watched else nullcontext() as step,
     ):
         sending = _Sending(context.output.is_json, how, step or (lambda count: None))
@@ -204,9 +211,21 @@ def command(
         sending.rate = rate
         sending.queue = queue
         asyncio.run(sending.run(client_options(given_namesrv()), topic, pieces))
-    if empty.count:
-        lines = "line" if empty.count == 1 else "lines"
-        context.output.warn(f"skipped {empty.count} empty {lines}: a message needs a body")
+
+
+def _check_tag_and_keys(tag: str | None, keys: tuple[str, ...]) -> None:
+    from skylark.client.core.client_message import checked_tag, joined_keys
+    from skylark.core.errors import InvalidMessageError
+
+    option = "--tag"
+    try:
+        if tag is not None:
+            checked_tag(tag)
+        option = "--key"
+        if keys:
+            joined_keys(keys)
+    except InvalidMessageError as error:
+        raise click.BadParameter(str(error), param_hint=option) from error
 
 
 def _property(text: str) -> tuple[str, str]:
@@ -353,6 +372,24 @@ class EmptyLines:
     """The input lines that were skipped."""
 
     count: int = 0
+    first: int = 0  #: number of the first one
+
+    def skip(self, number: int) -> None:
+        self.first = self.first or number
+        self.count += 1
+
+
+@contextmanager
+def _reported(empty: EmptyLines, output: Output) -> Iterator[None]:
+    """Print how many lines were skipped at the end of the block, also after an error or Ctrl-C."""
+    try:
+        yield
+    finally:
+        if empty.count:
+            which = f"line, line {empty.first}"
+            if empty.count > 1:
+                which = f"lines, the first is line {empty.first}"
+            output.warn(f"skipped {empty.count} empty {which}: a message needs a body")
 
 
 async def _given(
@@ -381,7 +418,7 @@ async def _piped(
                 if line:
                     messages.append(make(common, line, number))
                 else:
-                    empty.count += 1
+                    empty.skip(number)
             for piece in _chunks(messages, sizes):
                 yield piece
 

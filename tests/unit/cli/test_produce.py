@@ -114,7 +114,8 @@ def test_lines_of_the_input(shell: Shell, topic: str, arguments: tuple[str, ...]
     data = b"first\n\n" + b"\n".join(lines)  # an empty line, and no end at the last one
     before = len(shell.stored(topic))
     done = shell.produce(topic, *arguments, data=data, as_json=True)
-    assert (done.returncode, done.stderr.count(b"\n")) == (0, 1)  # about the empty line
+    assert done.returncode == 0
+    assert done.stderr == b"skipped 1 empty line, line 2: a message needs a body\n"
     results = [json.loads(line) for line in done.stdout.splitlines()]
     stored = {message["msg_id"]: message["body"] for message in shell.stored(topic)}
     assert len(stored) - before == len(results) == 2_501
@@ -170,6 +171,61 @@ def test_each_line_is_sent_when_it_comes(shell: Shell, topic: str) -> None:
         assert b"Traceback" not in process.stderr.read()
 
 
+def test_empty_lines_are_said_when_the_input_is_interrupted(shell: Shell, topic: str) -> None:
+    with subprocess.Popen(
+        command("--output", "json", "produce", topic, *shell.at),
+        env=environment(shell.home),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        deadline = threading.Timer(TIMEOUT_S, process.kill)
+        deadline.start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"one\n\n\ntwo\n")
+        process.stdin.flush()
+        for _ in range(2):
+            assert json.loads(process.stdout.readline())["status"] == "SEND_OK"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+        deadline.cancel()
+        deadline.join()
+    assert process.returncode == 130
+    assert errors.decode().splitlines()[0] == (
+        "skipped 2 empty lines, the first is line 2: a message needs a body"
+    )
+
+
+def test_empty_lines_are_said_when_a_later_line_fails(shell: Shell, topic: str) -> None:
+    lines = ['{"body": "a"}', "", '{"body": "b"}', "", "x"]
+    done = shell.produce(topic, "--jsonl", data="\n".join(lines).encode())
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines() == [
+        "skipped 2 empty lines, the first is line 2: a message needs a body",
+        "Error: input line 5: Expecting value: line 1 column 1 (char 0)",
+    ]
+
+
+def test_a_queue_of_several_brokers(tmp_path: Path) -> None:
+    """Each broker has a queue of the number: one of them must be named."""
+    with up(tmp_path, "--ephemeral", "--brokers", "2", "--topic", "T:2") as two_brokers:
+        shell = Shell(tmp_path, two_brokers)
+        refused = shell.produce("T", "x", "--queue", "1")
+        assert (refused.returncode, refused.stdout) == (2, b"")
+        assert b"several brokers have it: broker-a:1, broker-b:1" in refused.stderr
+        missing = shell.produce("T", "x", "--queue", "broker-c:1")
+        assert missing.returncode == 2
+        assert b"T has no such queue: broker-a:0 to broker-b:1" in missing.stderr
+        done = shell.produce("T", "x", "y", "--queue", "broker-b:1", as_json=True)
+        results = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [(each["broker"], each["queue"]) for each in results] == [("broker-b", 1)] * 2
+        assert shell.stored("T", "--queue", "broker-a:1") == []
+        assert len(shell.stored("T", "--queue", "broker-b:1")) == 2
+    help_text = " ".join(run(tmp_path, "produce", "--help").stdout.split())
+    assert "with several brokers give BROKER:ID" in help_text
+
+
 def test_json_lines(shell: Shell, topic: str) -> None:
     lines = [
         {"body": "one", "tag": "own", "keys": ["k"], "properties": {"p": "line", "q": "1"}},
@@ -203,7 +259,9 @@ def test_json_lines(shell: Shell, topic: str) -> None:
 def test_json_lines_that_are_wrong(shell: Shell, topic: str, line: str, message: str) -> None:
     done = shell.produce(topic, "--jsonl", data=b"\n" + line.encode())
     assert (done.returncode, done.stdout) == (1, b"")
-    assert done.stderr.decode().startswith(f"Error: {message}")
+    note, error = done.stderr.decode().splitlines()
+    assert note == "skipped 1 empty line, line 1: a message needs a body"
+    assert error.startswith(f"Error: {message}")
     assert shell.stored(topic) == []
 
 
@@ -287,12 +345,17 @@ def test_nobody_answers(tmp_path: Path) -> None:
         (("x", "--count", "0"), "0 is not in the range"),
         (("x", "--jsonl"), "--jsonl reads stdin: leave out BODY"),
         (("x", "-n", "nowhere:x"), "nowhere:x"),
+        (("x", "--tag", "a||b"), "for --tag: no subscription could select the tag 'a||b'"),
+        (("x", "--tag", ""), "for --tag: no subscription could select the tag ''"),
+        (("x", "--key", "a b"), "for --key: a key must not be empty or contain a blank"),
+        (("x", "--key", "a", "--key", ""), "for --key: a key must not be empty or contain a blank"),
     ],
 )
 def test_wrong_usage(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     done = run(tmp_path, "produce", "T", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if "Error" in line)
+    assert message in line
 
 
 @pytest.mark.parametrize(

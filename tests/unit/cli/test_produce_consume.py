@@ -118,10 +118,10 @@ def test_empty_lines_are_reported(shell: Shell, tmp_path: Path) -> None:
     plain.write_bytes(b"one\n\n\ntwo\n")
     for form in ("table", "json"):
         done = shell.run("--output", form, "produce", "with-gaps", "--file", str(plain))
-        assert done.stderr == "skipped 2 empty lines: a message needs a body\n"
+        assert done.stderr == "skipped 2 empty lines, the first is line 2: a message needs a body\n"
     plain.write_bytes(b"one\n\ntwo\n")
     done = shell.run("produce", "with-gaps", "--file", str(plain))
-    assert done.stderr == "skipped 1 empty line: a message needs a body\n"
+    assert done.stderr == "skipped 1 empty line, line 2: a message needs a body\n"
 
 
 def test_broadcasting_members_each_read_all(
