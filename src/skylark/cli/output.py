@@ -43,14 +43,19 @@ def cell_text(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, list | tuple | set | frozenset):
         return ", ".join(map(cell_text, value)) or "-"
-    if isinstance(value, float):  # a measured value: further digits mean nothing
-        return str(round(value, 2) if abs(value) >= 1 else float(f"{value:.3g}"))
+    if isinstance(value, float):
+        return str(_rounded(value))
     text = str(_plain(value))
     if text.isprintable():
         return text
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def _rounded(value: float) -> float:
+    """A measured value: further digits mean nothing."""
+    return round(value, 2) if abs(value) >= 1 else float(f"{value:.3g}")
 
 
 def _plain(value: object) -> object:
@@ -68,11 +73,22 @@ def _plain(value: object) -> object:
     return value
 
 
+def _with_rounded(value: object) -> object:
+    """The value, with all floats in it rounded."""
+    if isinstance(value, float):
+        return _rounded(value)
+    if isinstance(value, Mapping):
+        return {key: _with_rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_rounded(each) for each in value]
+    return value
+
+
 def _json_default(value: object) -> object:
     plain = _plain(value)
     if plain is value:
         raise TypeError(f"cannot encode {type(value).__name__} as JSON")
-    return plain
+    return _with_rounded(plain)
 
 
 def _width(text: str) -> int:
@@ -179,7 +195,7 @@ class Output:
             yield lambda steps: bar.advance(task, steps)
 
     def _json(self, value: object) -> None:
-        text = json.dumps(value, indent=2, ensure_ascii=False, default=_json_default)
+        text = json.dumps(_with_rounded(value), indent=2, ensure_ascii=False, default=_json_default)
         # A lone surrogate in a name cannot be encoded as UTF-8; escape what cannot be printed.
         self._stdout.write(f"{text.encode('utf-8', 'backslashreplace').decode()}\n")
 

@@ -8,6 +8,7 @@ import json
 from enum import IntEnum
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from skylark.cli.output import Output, OutputFormat, cell_text
@@ -191,3 +192,21 @@ def test_progress_is_silent_elsewhere(output_format: OutputFormat, terminal: boo
     with output.progress("sending", total=10) as advance:
         advance(10)
     assert (stdout.getvalue(), stderr.getvalue()) == ("", "")
+
+
+def test_measured_values_are_rounded_for_programs_too() -> None:
+    values = {"tps": 199.18334827208446, "small": 0.00123456, "count": 7, "exact": 2.0}
+    rounded = {"tps": 199.18, "small": 0.00123, "count": 7, "exact": 2.0}
+    output, stdout, _ = make("json")
+    output.rows(list(values), [values])
+    assert json.loads(stdout.getvalue()) == [rounded]
+    output, stdout, _ = make("json")
+    nested = {"rows": [values], "pair": (1 / 3, 2), "struct": Measured(200 / 3)}
+    output.record(nested)
+    assert json.loads(stdout.getvalue()) == {
+        "rows": [rounded], "pair": [0.333, 2], "struct": {"rate": 66.67},
+    }  # fmt: skip
+
+
+class Measured(msgspec.Struct):
+    rate: float
