@@ -13,6 +13,7 @@ import pytest
 
 from skylark.client.consumer.classic_pull_consumer import PullConsumer
 from skylark.client.consumer.lite_pull.lite_pull_consumer import LitePullConsumer
+from skylark.client.consumer.pop.pop_consumer import PopConsumer
 from skylark.client.consumer.push.push_consumer import PushConsumer
 from skylark.client.core.client_message import Message, MessageExt
 from skylark.client.core.client_options import ClientOptions
@@ -26,7 +27,7 @@ from tests.unit.client.consumer.pushes import Seen, none_left
 from tests.unit.client.worlds import FakeConsumer, World, world
 
 NAMESRV = "127.0.0.1:9876"
-Consumer: TypeAlias = PushConsumer | LitePullConsumer | PullConsumer
+Consumer: TypeAlias = PushConsumer | LitePullConsumer | PullConsumer | PopConsumer
 
 
 def push(w: World, **options: Any) -> PushConsumer:
@@ -48,7 +49,13 @@ def classic(w: World, **options: Any) -> PullConsumer:
     return PullConsumer("g", given, runtime=runtime).register_queue_listener("T")
 
 
-MAKES = pytest.mark.parametrize("make", [push, lite, classic])
+def pop(w: World, **options: Any) -> PopConsumer:
+    runtime = inline_runtime(w.network, w.clock)
+    given = w.options(namesrv=NAMESRV, **options)
+    return PopConsumer("g", given, runtime=runtime).subscribe("T")
+
+
+MAKES = pytest.mark.parametrize("make", [push, lite, classic, pop])
 
 
 @asynccontextmanager
@@ -162,14 +169,14 @@ async def another_process(w: World) -> AsyncIterator[None]:
         yield
 
 
-@pytest.mark.parametrize("make", [push, lite])
+@pytest.mark.parametrize("make", [push, lite, pop])
 async def test_an_id_that_another_process_has_is_refused(
     tmp_path: Path, make: Callable[..., Consumer], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with nothing_there(tmp_path) as w:
         await servers_come(w)
         consumer = make(w, instance_name="same")
-        client_id = "127.0.0.1@same" if make is push else "127.0.0.1@same@STREAM"
+        client_id = "127.0.0.1@same@STREAM" if make is lite else "127.0.0.1@same"
         async with w.client(client_id, stream=make is lite) as other:
             await w.finish(other.refresh_route("T"))
             await w.finish(other.register_consumer(FakeConsumer("g", "T")))
