@@ -242,6 +242,7 @@ class Group:
         self.places: dict[Place, int] = {}
         self.reached: dict[int, int] = {}  #: queue id: after the last offset that somebody got
         self.problems: list[str] = []
+        self.uncommitted_max = 0  #: messages that a lite pull consumer got and had not committed
         self.excuses = 1  #: stretches that a consumer may have of a queue
         self._options = options
         self._shape = shape
@@ -339,8 +340,14 @@ class Group:
             await self.leave()
 
     async def _poll(self, lite: aio.LitePullConsumer) -> None:
+        committed_at, since = lite._commit_at, 0
         while True:
-            for message in await lite.poll(0.5):
+            messages = await lite.poll(0.5)
+            if lite._commit_at != committed_at:  # the poll has committed what the earlier ones gave
+                committed_at, since = lite._commit_at, 0
+            since += len(messages)
+            self.uncommitted_max = max(self.uncommitted_max, since)
+            for message in messages:
                 self._note_place(message)
                 self._note(message)
 
