@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -161,6 +162,32 @@ async def test_sends_that_waited_for_other_reasons_are_refused(tmp_path: Path) -
         assert refused.code == 2
         assert (refused.remark or "").startswith("[TIMEOUT_CLEAN_QUEUE]broker busy, start flow ")
         assert (await other.answer()).code == 0
+        counts = broker.features.overload.guard.refused_counts
+        assert (counts[Reason.WAITED], counts[Reason.PAGE_CACHE_BUSY]) == (1, 0)
+        assert (await other.call(send_message())).code == 0
+
+
+@on_both_loops
+@pytest.mark.spec("broker.13.22")
+async def test_sends_behind_a_handler_that_computes_are_refused(tmp_path: Path) -> None:
+    """It waits for nothing: the delay is processor time, however long the machine takes for it."""
+    async with running(tmp_path) as broker, clients(broker, 2) as (busy, other):
+
+        def compute(_connection: object, request: Command) -> Command:
+            other.send(send_message(), pull_messages())
+            until_s = time.thread_time() + 0.3
+            while time.thread_time() < until_s:
+                pass
+            return response_to(request, 0)
+
+        broker.features.endpoint.server.dispatcher.add_hot(WORK, compute)
+        assert (await busy.call(Command(code=WORK))).code == 0
+        refused = await other.answer()
+        assert refused.code == 2
+        remark = refused.remark or ""
+        assert remark.startswith("[TIMEOUT_CLEAN_QUEUE]broker busy, start flow ")
+        assert int(remark.partition("queue: ")[2].partition("ms")[0]) >= 200
+        assert (await other.answer()).code == 0, "a pull may wait for longer"
         counts = broker.features.overload.guard.refused_counts
         assert (counts[Reason.WAITED], counts[Reason.PAGE_CACHE_BUSY]) == (1, 0)
         assert (await other.call(send_message())).code == 0
