@@ -133,6 +133,8 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
             if key in DECIDED:
                 raise ConfigError(f"--set {key}: {DECIDED[key]} determines this setting")
         for key, close in unknown_keys(BrokerConfig, self.settings).items():
+            if (problem := tls_problem(key, self.settings[key])) is not None:
+                raise ConfigError(f"--set {problem}")
             known = "skylark broker -p prints all"
             hint = known if close is None else f"did you mean {close}? {known}"
             raise ConfigError(f"--set {key}: this setting does not exist", hint=hint)

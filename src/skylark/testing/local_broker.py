@@ -46,7 +46,7 @@ from skylark.client.core.client_runtime import inline_runtime
 from skylark.client.producer.producer import Producer
 from skylark.client.producer.producer_settings import ProducerKeywords
 from skylark.core.clock import LoopClock
-from skylark.core.config import format_value, unknown_keys
+from skylark.core.config import format_value, tls_problem, unknown_keys
 from skylark.core.errors import ConfigError
 from skylark.launch.launch_plan import DECIDED, FRIENDLY
 from skylark.namesrv.app import NameServer
@@ -270,11 +270,14 @@ def _texts(settings: Mapping[str, Setting]) -> dict[str, str]:
     for key in settings:
         if key in _DECIDED:
             raise ConfigError(f"{key}: a broker for tests determines this setting itself")
-    for key, close in unknown_keys(BrokerConfig, settings).items():
+    texts = {key: format_value(value) or "" for key, value in settings.items()}
+    for key, close in unknown_keys(BrokerConfig, texts).items():
+        if (problem := tls_problem(key, texts[key])) is not None:
+            raise ConfigError(problem)
         known = "`skylark broker -p` prints all"
         hint = known if close is None else f"did you mean {close}? {known}"
         raise ConfigError(f"{key}: there is no such setting", hint=hint)
-    return {key: format_value(value) or "" for key, value in settings.items()}
+    return texts
 
 
 def _fresh(prefix: str) -> str:

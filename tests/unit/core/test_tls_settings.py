@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 
 import pytest
 
+from skylark import testing
 from skylark.broker.config import BrokerConfig, load_broker_config
 from skylark.core.config import load, with_changes
 from skylark.core.errors import ConfigError
-from skylark.launch.launch_plan import settings_of_file
+from skylark.launch.launch_plan import LaunchOptions, settings_of_file
 from skylark.namesrv.config import NamesrvConfig
 
 ASKING = {
@@ -39,7 +41,18 @@ def file_of_up(given: dict[str, str]) -> object:
     return settings_of_file(given, Path("broker.conf"))
 
 
-@pytest.mark.parametrize("reading", [broker, name_server, change, file_of_up])
+def option_of_up(given: dict[str, str]) -> object:
+    return LaunchOptions(data=Path("data"), settings=given)
+
+
+def broker_for_tests(given: dict[str, str]) -> object:
+    return asyncio.run(testing.broker(given).__aenter__())
+
+
+READINGS = [broker, name_server, change, file_of_up, option_of_up, broker_for_tests]
+
+
+@pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("key", ASKING)
 def test_tls_is_refused_by_name(reading: object, key: str) -> None:
     assert callable(reading)
