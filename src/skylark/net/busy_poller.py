@@ -51,10 +51,13 @@ class BusyPoller:
         monotonic: Callable[[], float] = SystemClock.monotonic,
         call_soon: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
-        """``window_s``: how long to poll for the next request."""
+        """``window_s``: how long to poll for the next request.
+
+        Without ``call_soon`` it keeps the running loop awake.
+        """
         self._window = window_s
         self._monotonic = monotonic
-        self._call_soon = call_soon or _call_soon
+        self._call_soon = call_soon or asyncio.get_running_loop().call_soon
         self._credit = CREDIT_MAX
         self._skipped = 0
         self._until = 0.0
@@ -85,7 +88,3 @@ class BusyPoller:
             return
         self._polling = False
         self._credit = max(0, self._credit - MISS_COST)
-
-
-def _call_soon(callback: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_soon(callback)

@@ -117,6 +117,13 @@ def test_requests_that_come_together_let_it_sleep() -> None:
     assert loop.is_awake()
 
 
+async def test_a_request_does_not_look_for_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    poller = BusyPoller(0.0)
+    with monkeypatch.context() as patched:
+        patched.delattr(asyncio, "get_running_loop")
+        poller.handled(1)
+
+
 async def test_on_a_real_loop_it_polls_and_ends() -> None:
     loop = asyncio.get_running_loop()
     polls = 0

@@ -2,9 +2,10 @@
 
 :class:`HeldRequestRunner` has the timer and the callbacks of the event loop for requests of one
 kind (pulls, pops, notifications); which of them wake is decided by what holds them
-(:class:`HeldRequests`). Requests run :data:`WAKES_PER_TURN` per turn of the loop. The request of a
-client that does not read its responses runs when the client reads again; those of a client that has
-disconnected end without a result.
+(:class:`HeldRequests`). Per turn of the loop so many requests run as :data:`WAKES_PER_TURN` and
+:data:`SECONDS_PER_TURN` allow; the others wait for the next turn. The request of a client that does
+not read its responses runs when the client reads again; those of a client that has disconnected end
+without a result.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from skylark.broker.api import Peer, Pending
 from skylark.core.clock import Clock, TimerHandle
 from skylark.net.inbound import Watch
+from skylark.net.limits import NetLimits
 
 WAKES_PER_TURN: Final = 64
+#: The same as for one connection; a request that was started is always finished.
+SECONDS_PER_TURN: Final = NetLimits().seconds_per_turn_max
 
 
 class HeldRequest(NamedTuple):
@@ -58,6 +62,7 @@ class HeldRequestRunner(Generic[HeldT]):
         self._watch = watch
         #: Whether requests are no longer held.
         self.is_stopping = False
+        self._loop = asyncio.get_running_loop()
         self._watched: set[Peer] = set()
         self._answered: set[Peer] = set()  # in this turn, whose results are kept together
         self._timer: TimerHandle | None = None
@@ -105,14 +110,17 @@ class HeldRequestRunner(Generic[HeldT]):
         """Run woken requests in the next turn."""
         if not self._is_scheduled:
             self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._run_woken)
+            self._loop.call_soon(self._run_woken)
 
     def _run_woken(self) -> None:
         """Run woken requests again: some now, the others in later turns."""
         self._is_scheduled = False
-        self._watch.read(self._clock.monotonic())
+        began = self._clock.monotonic()
+        self._watch.read(began)
         for _ in range(min(len(self._woken), WAKES_PER_TURN)):
             self._run_with_others(self._woken.popleft())
+            if self._woken and self._clock.monotonic() - began >= SECONDS_PER_TURN:
+                break
         self._send_results()
         if self._woken:
             self._run_soon()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from skylark.broker.api import Peer, PullRequest, PullResult
-from skylark.broker.pull.held_pull_runner import HeldPullRunner
-from skylark.broker.pull.held_request_runner import WAKES_PER_TURN
+from skylark.broker.pull.held_pull_runner import ARRIVALS_MAX, ARRIVALS_PER_TURN, HeldPullRunner
+from skylark.broker.pull.held_request_runner import SECONDS_PER_TURN, WAKES_PER_TURN
 from skylark.broker.pull.pull_checks import PullFilter
+from skylark.filter.tag import TagFilter
 from skylark.store.reput import Arrival
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
@@ -38,33 +40,65 @@ class BatchingPeer(FakePeer):
         self.events.append("end")
 
 
+class WorkingClock(VirtualClock):
+    """Time also passes while code works."""
+
+    worked_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.worked_s
+
+
 class World:
     """A runner whose pulls find nothing, for any number of queues."""
 
+    #: How long a pull runs, and how long it takes to look at a message.
+    pull_s = arrival_s = 0.0
+
     def __init__(self) -> None:
-        self.clock = VirtualClock()
+        self.clock = WorkingClock()
         self.watch = CountingWatch()
         self.peer = BatchingPeer()
         self.runner = HeldPullRunner(self._run, self.clock, watch=self.watch, wakes_late=False)
+        self.seen = 0  # messages that were looked at
+        held: Any = self.runner.held
+        self._find = held.arrived
+        held.arrived = self._look
+
+    def _look(self, *message: Any) -> Any:
+        self.seen += 1
+        self.clock.worked_s += self.arrival_s
+        return self._find(*message)
 
     def _run(self, peer: Peer, request: PullRequest) -> PullResult:
         assert peer is self.peer
+        self.clock.worked_s += self.pull_s
         self.peer.events.append(f"queue {request.header.queue_id}")
         return PullResult(
             ResponseCode.SUCCESS, "", 0, 0, 0, 0, TopicConfig(), SubscriptionGroupConfig()
         )
 
-    def hold(self, queue_id: int) -> None:
+    def hold(self, queue_id: int, wanted: PullFilter = PullFilter()) -> None:  # noqa: B008
         header = PullMessageRequestHeader(
             consumer_group="g", topic="T", queue_id=queue_id, queue_offset=0, max_msg_nums=32,
             sys_flag=2, commit_offset=0, suspend_timeout_millis=WAIT_MS, sub_version=0,
         )  # fmt: skip
-        self.runner.hold(self.peer, PullRequest(header), PullFilter(), 0, WAIT_MS)
+        self.runner.hold(self.peer, PullRequest(header), wanted, 0, WAIT_MS)
 
     async def arrive(self, *queue_ids: int) -> None:
         for queue_id in queue_ids:
             self.runner.arrived(Arrival("T", queue_id, 1, 0, 0, b""))
         await self.clock.drain()
+
+    async def turns(self, read: Callable[[], int]) -> list[int]:
+        """By how much a number grows in each turn of the loop, until it stays as it is."""
+        growth: list[int] = []
+        while True:
+            before = read()
+            await asyncio.sleep(0)  # one turn
+            if read() == before:
+                return growth
+            growth.append(read() - before)
 
 
 def calls_of(work: Callable[[], object]) -> int:
@@ -132,3 +166,67 @@ async def test_many_results_are_sent_in_the_turns_that_make_them(count: int) -> 
     assert world.peer.events.count("begin") == world.peer.events.count("end") == turns
     assert world.peer.events[-1] == "end"
     assert len(world.peer.events) == count + 2 * turns
+
+
+#: The fourth work of this length in a turn uses up its time.
+FOUR_PER_TURN_S = SECONDS_PER_TURN / 3.5
+#: A filter that no message passes whose tag is known.
+OTHER_TAG = PullFilter(tags=TagFilter([7]))
+
+
+@pytest.mark.parametrize(
+    ("arrival_s", "per_turn"), [(0.0, ARRIVALS_PER_TURN), (FOUR_PER_TURN_S, 4)]
+)
+async def test_a_flood_of_arrivals_gives_way_after_its_share(
+    arrival_s: float, per_turn: int
+) -> None:
+    world = World()
+    world.arrival_s = arrival_s
+    world.hold(0, OTHER_TAG)
+    for offset in range(1, 3 * per_turn + 1):
+        world.runner.arrived(Arrival("T", 0, offset, 5, 0, b""))
+    world.runner.arrived(Arrival("T", 0, 3 * per_turn + 1, 7, 0, b""))
+    assert await world.turns(lambda: world.seen) == [per_turn] * 3 + [1]
+    assert world.peer.events == ["begin", "queue 0", "end"]
+
+
+async def test_pulls_that_take_long_give_way_after_their_share() -> None:
+    world = World()
+    world.pull_s = FOUR_PER_TURN_S
+    for queue_id in range(10):
+        world.hold(queue_id)
+    for queue_id in range(10):
+        world.runner.arrived(Arrival("T", queue_id, 1, 0, 0, b""))
+    pulls = [f"queue {queue_id}" for queue_id in range(10)]
+
+    def done() -> int:
+        return sum(event in pulls for event in world.peer.events)
+
+    assert await world.turns(done) == [4, 4, 2]
+    assert [event for event in world.peer.events if event in pulls] == pulls
+    assert world.peer.events[-1] == "end"
+
+
+async def test_of_too_many_arrivals_only_the_queues_are_kept() -> None:
+    world = World()
+    for queue_id in range(3):
+        world.hold(queue_id, OTHER_TAG)
+    for offset in range(1, ARRIVALS_MAX + 1):
+        world.runner.arrived(Arrival("T", 0, offset, 5, 0, b""))
+    for offset in range(1, 100):
+        world.runner.arrived(Arrival("T", 1, offset, 5, 0, b""))
+    await world.turns(lambda: world.seen)
+    # Whether one of the last messages passes is unknown, so this pull wakes and finds out.
+    assert world.peer.events == ["begin", "queue 1", "end"]
+    assert world.seen == ARRIVALS_MAX + 1
+    assert len(world.runner.held) == 2
+
+
+async def test_an_arrival_does_not_look_for_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.hold(0)
+    with monkeypatch.context() as patched:
+        patched.delattr(asyncio, "get_running_loop")
+        world.runner.arrived(Arrival("T", 0, 1, 0, 0, b""))
+    await world.clock.drain()
+    assert world.peer.events == ["begin", "queue 0", "end"]
