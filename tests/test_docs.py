@@ -15,6 +15,7 @@ from tests.support.docs_runner import (
     DocError,
     Runner,
     broken_links,
+    commands_only_shown,
     output_matches,
     parse_blocks,
     parse_console,
@@ -25,7 +26,11 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "examples/README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "newsfragments/README.md",
 ]
+GENERATED = ROOT / "docs" / "reference"  # its text blocks are command lines that other tests check
 COMING = {"broker/api.py"}  # modules that the glossary may name before they exist
 
 
@@ -34,10 +39,11 @@ COMING = {"broker/api.py"}  # modules that the glossary may name before they exi
 def test_document(document: Path, tmp_path: Path) -> None:
     text = document.read_text()
     try:
-        done = Runner(ROOT, tmp_path).run(text)
+        Runner(ROOT, tmp_path).run(text)
     except DocError as error:
         pytest.fail(f"{document.relative_to(ROOT)}, {error}", pytrace=False)
-    assert done > 0
+    if GENERATED not in document.parents:
+        assert commands_only_shown(text) == []
     assert broken_links(text, document.parent) == []
 
 
@@ -89,6 +95,32 @@ def test_a_shared_process_that_hangs_or_ends_is_reported(tmp_path: Path) -> None
         )
     with pytest.raises(DocError, match="line 2: failed"):
         Runner(ROOT, tmp_path).run(f"{mark}```python\nimport os; os._exit(0)\n```\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["# T\n", "<!-- not run: needs a JDK -->\n```sh\nls\n```\n", "```text\nls\n```\n"],
+)
+def test_a_page_that_runs_nothing_says_why(text: str, runner: Runner) -> None:
+    with pytest.raises(DocError, match="nothing on this page is run"):
+        runner.run(text)
+    assert runner.run(f"<!-- no commands: a list of words -->\n{text}") == 0
+
+
+def test_a_page_that_runs_something_does_not_say_that_it_has_no_commands(runner: Runner) -> None:
+    with pytest.raises(DocError, match="says that it has no commands"):
+        runner.run("<!-- no commands: a list of words -->\n```sh\ntrue\n```\n")
+
+
+def test_no_commands_needs_a_reason(runner: Runner) -> None:
+    for mark in ("<!-- no commands -->", "<!-- no commands:  -->"):
+        with pytest.raises(DocError, match="'no commands' without a reason"):
+            runner.run(f"{mark}\n")
+
+
+def test_commands_in_a_block_that_is_only_shown_are_found() -> None:
+    text = "```text\n$ ls\nskylark up\nls\n```\n```ini\nmake x\n```\n```console\n$ make\n```\n"
+    assert commands_only_shown(text) == ["line 1: $ ls", "line 1: skylark up", "line 6: make x"]
 
 
 # ---- the parser ------------------------------------------------------------------------------

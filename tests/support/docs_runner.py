@@ -12,7 +12,8 @@ text, ...    shown only (:data:`SHOWN`)
 ===========  =====================================================================================
 
 A block without language, or with an unknown one, is an error: it would escape this runner. A block
-that cannot run says why in the line above it: ``<!-- not run: needs a JDK -->``.
+that cannot run says why in the line above it: ``<!-- not run: needs a JDK -->``. A document of
+which nothing is run says why, too: ``<!-- no commands: a table of words -->``.
 
 The blocks of one document run in order in one empty folder, in which ``.venv`` is the environment
 of this interpreter. ``make`` commands are not run but put to ``make -n`` in the repository, which
@@ -53,6 +54,8 @@ TIMEOUT_S = 240  # Spark on a busy machine
 _FENCE = re.compile(r"( *)(`{3,})\s*([^`\s]*)[^`]*$")
 _NOT_RUN = re.compile(r"\s*<!--\s*not run(.*?)-->\s*$")
 _VARIES = re.compile(r"\s*<!--\s*varies:(.*?)-->\s*$")
+_NO_COMMANDS = re.compile(r"^<!--\s*no commands(.*?)-->$", re.MULTILINE)
+_COMMAND = re.compile(r"\s*(?:\$|(?:curl|docker|make|pip|python3?|skylark|systemctl)(?= )) ?.*")
 _CLUSTER = re.compile(r"^<!--\s*cluster:(.*?)-->$", re.MULTILINE)
 _ONE_PROCESS = re.compile(r"^<!--\s*python: one process\s*-->$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -201,12 +204,19 @@ class Runner:
 
     def run(self, text: str) -> int:
         """Run a document; the number of commands that were run or checked."""
+        is_without_commands = _has_no_commands(text)
         wanted = _CLUSTER.search(text)
         if wanted is None:
-            return self._run_blocks(text)
-        with cluster(self._folder, *shlex.split(wanted.group(1))) as namesrv:
-            self._environ["NAMESRV_ADDR"] = namesrv
-            return self._run_blocks(text)
+            done = self._run_blocks(text)
+        else:
+            with cluster(self._folder, *shlex.split(wanted.group(1))) as namesrv:
+                self._environ["NAMESRV_ADDR"] = namesrv
+                done = self._run_blocks(text)
+        if is_without_commands and done:
+            raise DocError(f"the page says that it has no commands, and {done} were run")
+        if not is_without_commands and not done:
+            raise DocError("nothing on this page is run: say why, <!-- no commands: reason -->")
+        return done
 
     def _run_blocks(self, text: str) -> int:
         done = 0
@@ -345,6 +355,25 @@ def _end_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:
         return  # nothing left
+
+
+def _has_no_commands(text: str) -> bool:
+    """Whether a document says why nothing of it is run."""
+    mark = _NO_COMMANDS.search(text)
+    if mark and not mark.group(1).strip().removeprefix(":").strip():
+        raise DocError("'no commands' without a reason")
+    return mark is not None
+
+
+def commands_only_shown(text: str) -> list[str]:
+    """Lines that look like commands in blocks that are only shown: nothing checks them."""
+    return [
+        f"line {block.line}: {line.strip()}"
+        for block in parse_blocks(text)
+        if block.language in SHOWN
+        for line in block.lines
+        if _COMMAND.fullmatch(line)
+    ]
 
 
 def broken_links(text: str, folder: Path) -> list[str]:
