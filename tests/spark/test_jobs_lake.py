@@ -351,9 +351,6 @@ def test_mistakes_are_one_sentence(site: JobSite, tmp_path: Path) -> None:
         code, text = site.refused(*arguments)
         assert code == 4
         assert text.startswith("Path does not exist: file:")
-    code, text = site.refused("archive", topic, "--to", lake, "--format", "delta")
-    assert code == 2
-    assert text.startswith("Spark has no jars of delta: name them with --conf")
     code, text = site.refused("archive", topic, "--to", lake, "--from", "yesterday")
     assert (code, "yesterday" in text) == (2, True)
     assert site.done("archive", topic, "--to", lake)["rows"] == 0

@@ -88,12 +88,14 @@ COMMANDS: dict[str, LazyCommand] = {
 
 #: Optional module -> the extra of this package that installs it.
 EXTRAS: Final = {
+    "deltalake": "delta",
     "google": "connect",
     "grpc": "connect",
     "grpc_status": "connect",
     "matplotlib": "report",
     "pandas": "spark",
     "pyarrow": "spark",
+    "pyiceberg": "iceberg",
     "pyspark": "spark",
 }
 

@@ -52,6 +52,8 @@ from skylark.spark.java import java_home
 
 #: Loggers of pyspark that print every error of a statement on stderr, as JSON.
 ERROR_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+#: Logs the traceback of every error of a micro-batch that Python code writes.
+_CALLBACK_LOGGER: Final = "py4j.clientserver"
 _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:,.*)?\])?")
 _LOOPBACK: Final = "127.0.0.1"
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
@@ -179,6 +181,7 @@ def silence_error_loggers() -> None:
     """Turn the loggers of :data:`ERROR_LOGGERS` off: the raised error is enough."""
     for name in ERROR_LOGGERS:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+    logging.getLogger(_CALLBACK_LOGGER).setLevel(logging.CRITICAL)
 
 
 def register(spark: SparkSession) -> None:

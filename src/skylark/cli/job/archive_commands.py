@@ -28,8 +28,8 @@ def command(context: CliContext, /, dry_run: bool, spark: SparkGiven, **given: A
     """Archive topics as files of a data lake.
 
     Archives the messages since the last run exactly once, with all columns, partitioned by day and
-    topic. The default of --checkpoint is FOLDER.checkpoint. With --format iceberg, FOLDER is the
-    name of a table.
+    topic. The default of --checkpoint is FOLDER.checkpoint. With --format iceberg, give
+    [CATALOG.]NAMESPACE.TABLE in place of FOLDER, and --checkpoint.
     """
     from skylark.spark.jobs import archive_job as archive
     from skylark.spark.jobs.queue_spans import require_topics

@@ -89,12 +89,20 @@ dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Only show what would be done; write nothing."
 )
 
-format_option = click.option(
-    "--format",
-    "format",
-    type=click.Choice(["parquet", "delta", "iceberg"]),
-    default="parquet",
-    help="File format of the lake; delta and iceberg need their jars.",
+
+def lake_format_option(option: str, name: str, text: str) -> Callable[[Command], Command]:
+    """An option for the format of a lake or a table."""
+    return click.option(
+        option,
+        name,
+        type=click.Choice(["parquet", "delta", "iceberg"]),
+        default="parquet",
+        help=f"{text} delta and iceberg need the extra of that name.",
+    )
+
+
+format_option = lake_format_option(
+    "--format", "format", "Format of the lake; an iceberg one is [CATALOG.]NAMESPACE.TABLE;"
 )
 
 

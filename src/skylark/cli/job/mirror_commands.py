@@ -10,6 +10,7 @@ import click
 from skylark.cli.cli_context import CliContext
 from skylark.cli.job.job_options import (
     SparkGiven,
+    lake_format_option,
     plan_or_run,
     require_checkpoint,
     stream_options,
@@ -38,6 +39,7 @@ PLAN_COLUMNS = (
     metavar="FOLDER",
     help="Table of source and target offsets.  [default: CHECKPOINT.pairs]",
 )
+@lake_format_option("--pairs-format", "pairs_format", "Format of the table of offsets;")
 @click.option(
     "--cluster-name", "name", help="Name of the source cluster in MIRROR_FROM.  [default: its own]"
 )

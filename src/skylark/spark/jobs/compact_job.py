@@ -20,9 +20,14 @@ from pyspark.sql.observation import Observation
 from skylark.core.clock import SystemClock
 from skylark.core.errors import ConfigError
 from skylark.spark.error_translation import translate_errors
-from skylark.spark.jobs.archive_job import LakeFormat
 from skylark.spark.jobs.job_runner import Report, cluster_options, follow_batch
 from skylark.spark.jobs.queue_spans import queue_spans
+from skylark.spark.lake.lake_table import (
+    LakeFormat,
+    open_table,
+    replace_rows,
+    require_format,
+)
 from skylark.spark.source.schema import ALL_TYPES
 
 if TYPE_CHECKING:
@@ -53,6 +58,7 @@ class CompactOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.overwrite and self.to_lake is None:
             raise ConfigError("a topic cannot be overwritten")
+        require_format(self.format)
 
     @property
     def cluster(self) -> dict[str, str]:
@@ -153,19 +159,23 @@ def _write(latest: DataFrame, options: CompactOptions) -> None:
         writer.mode("append").save()
         return
     assert options.to_lake is not None
+    if options.format != "parquet":
+        table = open_table(options.format, options.to_lake)
+        if table.exists() and not options.overwrite:
+            raise _exists_already(options.to_lake)
+        replace_rows(table, latest)
+        return
     mode = "overwrite" if options.overwrite else "errorifexists"
-    writer = latest.write.format(options.format).mode(mode)
     try:
-        if options.format == "iceberg":
-            writer.saveAsTable(options.to_lake)
-        else:
-            writer.save(options.to_lake)
+        latest.write.mode(mode).parquet(options.to_lake)
     except AnalysisException as error:
         if not (error.getCondition() or "").endswith("ALREADY_EXISTS"):
             raise
-        raise ConfigError(
-            f"{options.to_lake} exists already", hint="--overwrite replaces it"
-        ) from None
+        raise _exists_already(options.to_lake) from None
+
+
+def _exists_already(lake: str) -> ConfigError:
+    return ConfigError(f"{lake} exists already", hint="--overwrite replaces it")
 
 
 def _count(latest: DataFrame, options: CompactOptions) -> None:

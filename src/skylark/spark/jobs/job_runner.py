@@ -37,7 +37,7 @@ from skylark.wire.properties import PROPERTY_UNIQ_KEY
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -378,6 +378,25 @@ def checkpoint_offset(spark: SparkSession, checkpoint: str) -> StreamOffset | No
     Raises ConfigError if the checkpoint is one of another source.
     """
     return checkpoint_state(spark, checkpoint).offset
+
+
+def query_of(spark: SparkSession, checkpoint: str) -> str | None:
+    """The id of the query of a checkpoint, which all its runs have; None if there is none yet."""
+    file = f"{checkpoint.rstrip('/')}/metadata"
+    try:
+        row = spark.read.text(file, wholetext=True).first()
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return None
+    return None if row is None else str(msgspec.json.decode(row.value)["id"])
+
+
+def running_query(batch: DataFrame) -> str:
+    """The id of the query that a micro-batch is of."""
+    query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+    assert query is not None, "Spark sets it for every batch"
+    return query
 
 
 def _source_offset(file: str) -> StreamOffset:

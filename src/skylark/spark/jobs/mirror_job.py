@@ -22,7 +22,8 @@ there and are skipped. So clusters that mirror each other need different names.
 Each row is a run: message ``sourceOffset + k`` is at ``targetOffset + k``, for ``k < count``. To
 translate the offset of a group, find the row with ``sourceOffset <= offset < sourceOffset +
 count``. Target offsets come from the brokers' replies. A batch that is repeated after a crash is
-sent again (at least once), and replaces its rows in the table.
+sent again (at least once), and replaces its rows in the table. A Delta or Iceberg table
+(:mod:`skylark.spark.lake`) holds these columns only; a batch that it has is not sent again.
 
 **Outages.** Source, sink and the look-up of queues before each batch wait up to ``outageTimeout``
 for servers that do not answer, also in a run that continues a checkpoint.
@@ -39,11 +40,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from threading import Event
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 from pyspark.sql import functions as F
 from pyspark.sql.observation import Observation
+from pyspark.sql.types import StructType
 
 from skylark.admin.admin_session import masters_of
 from skylark.client.blocking.event_loop_thread import shared_portal
@@ -58,10 +60,19 @@ from skylark.spark.jobs.job_runner import (
     checkpoint_offset,
     cluster_options,
     run_query,
+    running_query,
     user_properties,
     with_trigger,
 )
 from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans, topic_route
+from skylark.spark.lake.lake_table import (
+    LakeFormat,
+    LakeTable,
+    append_batch,
+    arrow_schema,
+    open_table,
+    require_format,
+)
 from skylark.spark.outages import ride_out
 from skylark.spark.sink.row_batcher import RowBatcher, RowRequest
 from skylark.spark.sink.row_encoder import SINK_TYPES, BadRowError, RowPlan, RowReader
@@ -101,7 +112,8 @@ class MirrorOptions(StreamJobOptions, frozen=True, kw_only=True):
     to_namesrv: str
     checkpoint: str
     to_topic: str | None = None  #: default: the same name
-    pairs: str | None = None  #: folder of the offset pairs; default: beside the checkpoint
+    pairs: str | None = None  #: folder or table of the pairs; default: beside the checkpoint
+    pairs_format: LakeFormat = "parquet"
     name: str | None = None  #: name of the source cluster in MIRROR_FROM; default: its own
     to_name: str | None = None
     rows_per_batch: int = ROWS_PER_BATCH
@@ -112,6 +124,9 @@ class MirrorOptions(StreamJobOptions, frozen=True, kw_only=True):
         for name in (self.name, self.to_name):
             if name is not None and (not name or _SEPARATOR in name):
                 raise ConfigError(f"{name!r} cannot be the name of a cluster here")
+        require_format(self.pairs_format)
+        if self.pairs_format == "iceberg" and self.pairs is None:
+            raise ConfigError("a table in Iceberg needs a name", hint="give --pairs")
         source_options(self.source, streaming=True)
         read_sink_options(self.sink)
 
@@ -188,6 +203,9 @@ def run(
     clusters = check_clusters(options, existed=ran_before)
     sent = _Sent()
     with translate_errors():
+        if (table := _pairs_table(options)) is not None:
+            columns = cast("StructType", StructType.fromDDL(PAIR_SCHEMA))
+            table.create(arrow_schema(columns), ())
         frame = spark.readStream.format("rocketmq").options(**options.source).load()
         writer = (
             frame.writeStream.foreachBatch(partial(_copy, options, sent))
@@ -229,21 +247,30 @@ class _Sent(msgspec.Struct):
 def _copy(options: MirrorOptions, sent: _Sent, frame: DataFrame, batch: int) -> None:
     """Send one micro-batch and write its offset pairs; runs in the driver."""
     clusters = check_clusters(options, existed=True)
-    query = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+    query = running_query(frame)
+    table = _pairs_table(options)
     observation = Observation()
     send: Callable[..., Iterator[object]] = partial(
         send_rows, source_topic=options.topic, options=read_sink_options(options.sink)
     )
-    (
+    pairs = (
         mirrored_rows(
             frame, clusters.routed, clusters.target, clusters.from_cluster, clusters.to_cluster
         )
         .mapInArrow(send, PAIR_SCHEMA)
         .observe(observation, F.sum("count").alias("rows"))
-        .write.mode("overwrite")
-        .parquet(f"{options.pairs_folder}/query={query}/batch={batch}")
     )
+    if table is None:
+        pairs.write.mode("overwrite").parquet(f"{options.pairs_folder}/query={query}/batch={batch}")
+    elif not append_batch(table, pairs, query, batch):
+        return  # nothing was sent
     sent.rows += observation.get["rows"] or 0
+
+
+def _pairs_table(options: MirrorOptions) -> LakeTable | None:
+    if options.pairs_format == "parquet":
+        return None
+    return open_table(options.pairs_format, options.pairs_folder)
 
 
 def mirrored_rows(

@@ -31,7 +31,7 @@ from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.clock import SystemClock, TimeSource
 from skylark.core.errors import ConfigError
 from skylark.spark.error_translation import translate_errors
-from skylark.spark.jobs.archive_job import DAY, LakeFormat, read_lake
+from skylark.spark.jobs.archive_job import DAY, read_lake
 from skylark.spark.jobs.job_runner import (
     Report,
     cluster_options,
@@ -39,6 +39,7 @@ from skylark.spark.jobs.job_runner import (
     follow_batch,
     user_properties,
 )
+from skylark.spark.lake.lake_table import LakeFormat, require_format
 from skylark.spark.sink.row_encoder import plan_rows
 from skylark.spark.sink.sink_client import sink_client
 from skylark.spark.sink.sink_options import SinkOptions, read_sink_options
@@ -71,6 +72,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     keep_ids: bool = False  #: messages keep their unique ids
 
     def __post_init__(self) -> None:
+        require_format(self.format)
         if self.rate is not None and self.time_scale is not None:
             raise ConfigError("a rate and a time scale exclude each other", hint="give one")
         for name, value in (("rate", self.rate), ("time scale", self.time_scale)):

@@ -22,9 +22,10 @@ from pyspark.sql import functions as F
 
 from skylark.core.clock import SystemClock
 from skylark.spark.error_translation import translate_errors
-from skylark.spark.jobs.archive_job import LakeFormat, read_lake
+from skylark.spark.jobs.archive_job import read_lake
 from skylark.spark.jobs.job_runner import Report, cluster_options, follow_batch
 from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans
+from skylark.spark.lake.lake_table import LakeFormat, require_format
 from skylark.spark.source.stream_offset import queue_tree
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
     format: LakeFormat = "parquet"
     range_size: int = RANGE_SIZE
     archived_only: bool = False
+
+    def __post_init__(self) -> None:
+        require_format(self.format)
 
     @property
     def source(self) -> dict[str, str]:
