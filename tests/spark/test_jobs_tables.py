@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 from pyiceberg.table import Transaction
 from pyspark.sql import SparkSession
 
@@ -104,10 +104,8 @@ def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tables]:
     if request.param == "delta":
         yield DeltaTables(tmp_path)
         return
-    with iceberg_catalog(tmp_path):
-        catalog = load_catalog("tests")
+    with iceberg_catalog(tmp_path) as catalog:
         yield IcebergTables(catalog)
-        catalog.close()
 
 
 def test_an_archive_has_each_message_once_and_is_read_by_the_other_jobs(

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pyiceberg.catalog
 import pytest
+from pyiceberg.catalog import Catalog
 from pyiceberg.utils.config import Config
+
+from skylark.spark.lake.iceberg_table import catalog_of
 
 
 @contextmanager
-def iceberg_catalog(folder: Path) -> Iterator[None]:
+def iceberg_catalog(folder: Path) -> Iterator[Catalog]:
     """The catalog ``tests``, with its tables below a folder."""
     with pytest.MonkeyPatch.context() as patch:
         settings = "PYICEBERG_CATALOG__TESTS__"
@@ -21,4 +24,7 @@ def iceberg_catalog(folder: Path) -> Iterator[None]:
         patch.setenv(f"{settings}WAREHOUSE", f"file://{folder}/warehouse")
         # The library reads them when it is imported.
         patch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
-        yield
+        catalog = catalog_of("tests")
+        yield catalog
+        catalog.close()
+        catalog_of.cache_clear()

@@ -203,12 +203,13 @@ def run(
     clusters = check_clusters(options, existed=ran_before)
     sent = _Sent()
     with translate_errors():
-        if (table := _pairs_table(options)) is not None:
+        table = _pairs_table(options)
+        if table is not None:
             columns = cast("StructType", StructType.fromDDL(PAIR_SCHEMA))
             table.create(arrow_schema(columns), ())
         frame = spark.readStream.format("rocketmq").options(**options.source).load()
         writer = (
-            frame.writeStream.foreachBatch(partial(_copy, options, sent))
+            frame.writeStream.foreachBatch(partial(_copy, options, sent, table))
             .option("checkpointLocation", options.checkpoint)
             .queryName(f"mirror {options.topic} to {clusters.to_cluster}")
         )
@@ -244,11 +245,12 @@ class _Sent(msgspec.Struct):
     rows: int = 0
 
 
-def _copy(options: MirrorOptions, sent: _Sent, frame: DataFrame, batch: int) -> None:
+def _copy(
+    options: MirrorOptions, sent: _Sent, table: LakeTable | None, frame: DataFrame, batch: int
+) -> None:
     """Send one micro-batch and write its offset pairs; runs in the driver."""
     clusters = check_clusters(options, existed=True)
     query = running_query(frame)
-    table = _pairs_table(options)
     observation = Observation()
     send: Callable[..., Iterator[object]] = partial(
         send_rows, source_topic=options.topic, options=read_sink_options(options.sink)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property, partial
+from functools import cache, partial
 from typing import IO, TYPE_CHECKING, Final, cast
 
 from skylark.admin.errors import NotFoundError
@@ -135,17 +135,9 @@ class IcebergLakeTable:
     def reader_options(self) -> dict[str, str]:
         return {}
 
-    @cached_property
+    @property
     def _catalog(self) -> Catalog:
-        from pyiceberg.catalog import load_catalog
-
-        try:
-            return load_catalog(self._catalog_name)
-        except ValueError as error:
-            raise ConfigError(
-                f"the Iceberg catalog {self._catalog_name or 'default'} is not known: {error}",
-                hint="describe it in ~/.pyiceberg.yaml",
-            ) from None
+        return catalog_of(self._catalog_name)
 
     def _create(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
         from pyiceberg.exceptions import TableAlreadyExistsError
@@ -188,6 +180,20 @@ class IcebergLakeTable:
             if isinstance(error, (SkylarkError, *passed)):
                 raise
             raise ClientError(f"the Iceberg table {self.name} failed: {error}") from error
+
+
+@cache
+def catalog_of(name: str | None) -> Catalog:
+    """A catalog by its name; it stays open, with its connections. Raises ConfigError."""
+    from pyiceberg.catalog import load_catalog
+
+    try:
+        return load_catalog(name)
+    except ValueError as error:
+        raise ConfigError(
+            f"the Iceberg catalog {name or 'default'} is not known: {error}",
+            hint="describe it in ~/.pyiceberg.yaml",
+        ) from None
 
 
 def _last_batch(table: Table, query: str) -> int:

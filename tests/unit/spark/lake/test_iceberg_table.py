@@ -41,11 +41,10 @@ def _catalog(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def table() -> Iterator[IcebergLakeTable]:
+def table() -> IcebergLakeTable:
     table = IcebergLakeTable("tests.db.lake")
     table.create(SCHEMA, PARTITIONS)
-    yield table
-    table._catalog.close()
+    return table
 
 
 def test_a_batch_is_added_once(table: IcebergLakeTable) -> None:
@@ -156,7 +155,6 @@ def test_all_rows_can_be_replaced() -> None:
     assert stored(table) == [3]
     assert len(table.paths()) == 1
     assert table.columns() == ["topic", "n", "dt"]
-    table._catalog.close()
 
 
 def test_deleted_rows_are_not_read(
@@ -177,7 +175,6 @@ def test_a_missing_table_or_catalog_is_named() -> None:
     assert table.last_batch("q") == -1
     with pytest.raises(NotFoundError, match=r"there is no Iceberg table tests\.db\.none"):
         table.paths()
-    table._catalog.close()
     with pytest.raises(ConfigError, match="the Iceberg catalog nowhere is not known"):
         IcebergLakeTable("nowhere.db.t").exists()
     for name in ("t", "a..t", ".t", "db."):
