@@ -34,9 +34,9 @@ on disk: an offset in it never skips messages whose check-point a power failure 
   not begin before it does: recovery then moves an offset only as far as no check-point is missing,
   because one in the log may follow one that is lost. A start saves what it has recovered before
   the first pop, so that check-points from before a crash and from after it never mix.
-* The first offset of a group in a queue is saved before the first pop is answered. Otherwise a
-  group that starts at the end of a queue would start there once more, and skip what came in
-  between.
+* The first offset of a group in a queue is saved before the first pop of it is answered; pops of
+  other queues do not wait. Otherwise a group that starts at the end of a queue would start there
+  once more, and skip what came in between.
 
 Counterpart of ``PopMessageProcessor.appendCheckPoint``, ``AckMessageProcessor.appendAck`` and
 ``ChangeInvisibleTimeProcessor`` in Java.
@@ -108,8 +108,9 @@ class PopState:
         self._may_merge = False  # the setting is on, and the file of offsets says so
         self._due_timer: TimerHandle | None = None
         self._armed_ms: int | None = None  # when the timer fires
-        self._unsaved: list[Pending[None]] = []  # pops that wait for their first offset
-        self._is_unsaved = False
+        # Queues whose first offset is not on disk, and the pops that wait for it.
+        self._unsaved: dict[LineKey, list[Pending[None]]] = {}
+        self._is_saving = False
         self._tasks = Tasks("pop state")
         self._apply(live)
         live.changes.subscribe(lambda _config: self._apply(live))
@@ -228,7 +229,7 @@ class PopState:
         is_first = self._offsets.get(group, topic, queue_id) < 0
         self._offsets.commit(group, topic, queue_id, offset)
         if is_first:
-            self._save_first_offset()
+            self._save_first_offset(key)
 
     def forget(self, topic: str, group: str, queue_id: int) -> None:
         """The offset of a queue was reset: drop what would advance it.
@@ -277,23 +278,24 @@ class PopState:
         """The check-points, also finished ones, that hold back the offset of a queue."""
         return self._buffer.in_line((topic, group, queue_id))
 
-    def _save_first_offset(self) -> None:
+    def _save_first_offset(self, key: LineKey) -> None:
+        self._unsaved.setdefault(key, [])
         self._offsets_saved.mark()
-        if not self._is_unsaved:
-            self._is_unsaved = True
-            self._tasks.spawn(self._until_saved(), name="first offset")
+        if not self._is_saving:
+            self._is_saving = True
+            self._tasks.spawn(self._save_first_offsets(), name="first offset")
 
-    async def _until_saved(self) -> None:
-        """Let pops go on when the first offsets that they have set are on disk."""
-        while self._offsets_saved.is_on_its_way or self._unsaved:
-            # Pops that come during a write wait for the next one: this write lacks their offset.
-            unsaved, self._unsaved = self._unsaved, []
+    async def _save_first_offsets(self) -> None:
+        """Let pops go on when the first offset of their queue is on disk."""
+        while self._unsaved:
+            saved = list(self._unsaved)  # what comes during a write waits for the next one
             # The saver logs any failure; pops go on without the disk then.
             with contextlib.suppress(Exception):
                 await self._offsets_saved.written()
-            for pending in unsaved:
-                pending.set(None)
-        self._is_unsaved = False
+            for key in saved:
+                for pending in self._unsaved.pop(key):
+                    pending.set(None)
+        self._is_saving = False
 
     # ---- pops ------------------------------------------------------------------------------------
 
@@ -319,9 +321,10 @@ class PopState:
         else:
             self._arm()
         self.in_flight_counts.add(topic, group, queue_id, len(check_point.offset_diffs))
-        if self._is_unsaved:
+        waiting = self._unsaved.get((topic, group, queue_id)) if self._unsaved else None
+        if waiting is not None:
             saved: Pending[None] = Pending()
-            self._unsaved.append(saved)
+            waiting.append(saved)
             pending = saved if pending is None else _both(pending, saved)
         return pending
 

@@ -330,6 +330,38 @@ async def test_each_first_pop_waits_for_a_write_of_its_own_offset(tmp_path: Path
         assert (await client.answer()).code == 210  # nothing is unsaved any more
 
 
+@pytest.mark.parametrize("merge", ["false", "true"])
+async def test_pops_of_other_groups_and_queues_do_not_wait_for_a_first_offset(
+    tmp_path: Path, merge: str
+) -> None:
+    async with popping(tmp_path, 2, enablePopBufferMerge=merge) as client:
+        for queue_id in (0, 1):
+            await fill(client, 2, queue_id)
+        assert len(await client.pop(queueId=0, maxMsgNums=1)) == 1
+        saver, may_write = client.world.context.saver, asyncio.Event()
+
+        async def gated(function: Callable[..., None], /, *args: Any) -> None:
+            if getattr(args[0], "name", "") == "consumerOffset.json":
+                await may_write.wait()
+            function(*args)
+
+        saver._in_thread = gated
+        first = [
+            asyncio.create_task(client.answer(queueId=1, maxMsgNums=1)) for _ in range(2)
+        ]  # both of the queue whose first offset is being saved
+        await client.world.clock.drain()
+        other = asyncio.create_task(client.pop(queueId=0))
+        await client.world.clock.drain()
+        were_done = [task.done() for task in (other, *first)]
+        saver._in_thread = in_place
+        may_write.set()
+        assert [message.offset for message in await other] == [1]
+        assert were_done == [True, False, False]
+        answers = await asyncio.gather(*first)
+        offsets = [message.offset for each in answers for message in client.popped(each)]
+        assert sorted(offsets) == [0, 1]
+
+
 def _saved_offset(root: Path) -> int:
     """The pop offset of queue 0 in ``consumerOffset.json``."""
     table = (root / OFFSETS_FILE).read_text()
