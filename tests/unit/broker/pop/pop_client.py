@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from skylark.testing.virtual_clock import START_MS
 from skylark.wire.bodies.pop_body import BatchAckMessageRequestBody
 from skylark.wire.codes import RequestCode
@@ -26,6 +28,8 @@ from skylark.wire.properties import PROPERTY_POP_CK
 from tests.unit.broker.stored import Stored, await_flushes, records_of, stored
 
 GROUP = "g"
+#: Runs a test with check-points that are written at once, and with check-points merged in memory.
+MERGING = pytest.mark.parametrize("merge", ["false", "true"], ids=["written", "merged"])
 
 
 class Popped(NamedTuple):
@@ -166,6 +170,7 @@ async def popping(
     async with stored(root, None, (), start_ms, **settings) as world:
         await_flushes(world)  # tables are written when the log is on disk, and copies wait for them
         world.add_topic("T", queue_count)
+        await world.clock.drain()  # merging begins when the offsets are saved
         yield PopClient(world)
 
 

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from skylark.wire.codes import RequestCode
-from tests.unit.broker.pop.pop_client import PopClient, fill, popping
+from tests.unit.broker.pop.pop_client import MERGING, PopClient, fill, popping
 from tests.unit.broker.stored import bodies_of
-
-MERGING = pytest.mark.parametrize("merge", ["false", "true"], ids=["written", "merged"])
 
 
 def stored_offset(client: PopClient) -> int:
@@ -21,7 +19,6 @@ def stored_offset(client: PopClient) -> int:
 @MERGING
 async def test_acks_do_not_move_the_offset_back(tmp_path: Path, merge: str) -> None:
     async with popping(tmp_path, enablePopBufferMerge=merge) as client:
-        await client.world.clock.advance(1)
         await fill(client, 9)
         popped = await client.pop(maxMsgNums=3)
         pulled = await client.world.pull(3, sysFlag=4)
@@ -43,7 +40,6 @@ async def test_a_reset_that_no_pop_has_taken_wins_over_acks(
     tmp_path: Path, merge: str, target: int
 ) -> None:
     async with popping(tmp_path, enablePopBufferMerge=merge) as client:
-        await client.world.clock.advance(1)
         await fill(client, 5)
         first = await client.pop(maxMsgNums=2)
         second = await client.pop(maxMsgNums=1)
@@ -60,7 +56,6 @@ async def test_a_reset_that_no_pop_has_taken_wins_over_acks(
 async def test_a_short_time_after_a_long_one_is_kept(tmp_path: Path, merge: str) -> None:
     settings = {"enablePopBufferMerge": merge, "popCkStayBufferTime": "60000"}
     async with popping(tmp_path, **settings) as client:  # type: ignore[arg-type]
-        await client.world.clock.advance(1)
         await fill(client, 2)
         await client.pop(maxMsgNums=1, invisibleTime=100_000)
         (short,) = await client.pop(maxMsgNums=1, invisibleTime=10_000)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.broker.pop.pop_client import PopClient, Popped, fill, popping
+from tests.unit.broker.pop.pop_client import MERGING, PopClient, Popped, fill, popping
 
-MERGING = pytest.mark.parametrize("merge", ["false", "true"], ids=["written", "merged"])
 #: A part of a check-point in memory, and a time that is always written.
 TIMES = pytest.mark.parametrize("invisible_ms", [3_000, 30_000])
 
@@ -19,7 +18,6 @@ TIMES = pytest.mark.parametrize("invisible_ms", [3_000, 30_000])
 async def two_popped(root: Path, merge: str) -> AsyncIterator[tuple[PopClient, Popped, Popped]]:
     """A consumer that has popped two messages."""
     async with popping(root, enablePopBufferMerge=merge) as client:
-        await client.world.clock.advance(1)
         await fill(client, 2)
         first, second = await client.pop(invisibleTime=60_000)
         yield client, first, second

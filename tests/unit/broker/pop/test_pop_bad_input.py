@@ -10,7 +10,7 @@ import pytest
 from skylark.broker.pop.acknowledge import BATCH_ENTRIES_MAX
 from skylark.wire.bodies.pop_body import BatchAck, BatchAckMessageRequestBody
 from skylark.wire.codes import RequestCode
-from tests.unit.broker.pop.pop_client import PopClient, fill, popping
+from tests.unit.broker.pop.pop_client import MERGING, PopClient, fill, popping
 from tests.unit.broker.pop.test_pop_requests import batch
 
 
@@ -22,8 +22,9 @@ def log_end(client: PopClient) -> int:
     "handle",
     ["", "x", "0 1 2", "0 1 2 3 4 5 6 7", "0 1 2 3 0 broker-a 0 0 0 0", "9" * 100_000],
 )
-async def test_handles_that_cannot_be_read(tmp_path: Path, handle: str) -> None:
-    async with popping(tmp_path) as client:
+@MERGING
+async def test_handles_that_cannot_be_read(tmp_path: Path, merge: str, handle: str) -> None:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
         await fill(client, 1)
         (message,) = await client.pop()
         end = log_end(client)
@@ -49,8 +50,9 @@ async def test_handles_that_cannot_be_read(tmp_path: Path, handle: str) -> None:
         "0 999999999999999999 1 {queue} 0 broker-a 0 0",
     ],
 )
-async def test_forged_handles_have_no_effect(tmp_path: Path, text: str) -> None:
-    async with popping(tmp_path) as client:
+@MERGING
+async def test_forged_handles_have_no_effect(tmp_path: Path, merge: str, text: str) -> None:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
         await fill(client, 1)
         (message,) = await client.pop()
         handle = message.handle
@@ -67,11 +69,13 @@ async def test_forged_handles_have_no_effect(tmp_path: Path, text: str) -> None:
         assert len(await client.pop()) == 1
 
 
-async def test_the_handle_of_another_group_acknowledges_nothing(tmp_path: Path) -> None:
-    async with popping(tmp_path) as client:
+@MERGING
+async def test_the_handle_of_another_group_acknowledges_nothing(tmp_path: Path, merge: str) -> None:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
         other = PopClient(client.world, group="h")
         await fill(client, 1)
         (message,) = await client.pop()
+        await client.world.clock.advance(0.1)  # pops of one time have the same handle
         assert await other.pop() != []
         assert (await other.ack(message)).code == 0
         await client.world.clock.advance(20)
@@ -79,8 +83,9 @@ async def test_the_handle_of_another_group_acknowledges_nothing(tmp_path: Path) 
         assert [each.body for each in await other.pop()] == [message.body]
 
 
-async def test_acks_of_what_is_not_there(tmp_path: Path) -> None:
-    async with popping(tmp_path) as client:
+@MERGING
+async def test_acks_of_what_is_not_there(tmp_path: Path, merge: str) -> None:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
         await fill(client, 2)
         message, _ = await client.pop()
         for fields, code in (
@@ -104,10 +109,11 @@ async def test_acks_of_what_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("invisible_ms", [0, -1, -(10**12), -(1 << 63)])
+@MERGING
 async def test_times_that_are_over_bring_messages_back_soon(
-    tmp_path: Path, invisible_ms: int
+    tmp_path: Path, merge: str, invisible_ms: int
 ) -> None:
-    async with popping(tmp_path) as client:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
         await fill(client, 1)
         (message,) = await client.pop(invisibleTime=invisible_ms)
         await client.world.clock.advance(10)
@@ -135,8 +141,9 @@ async def test_times_that_are_over_in_order(tmp_path: Path, invisible_ms: int) -
         assert client.committed() == 1
 
 
-async def test_times_that_never_end_are_refused(tmp_path: Path) -> None:
-    async with popping(tmp_path) as client:
+@MERGING
+async def test_times_that_never_end_are_refused(tmp_path: Path, merge: str) -> None:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
         await fill(client, 1)
         for invisible_ms in (10**17, 10**12, (1 << 63) - 1):
             answer = await client.answer(invisibleTime=invisible_ms, pollTime=15_000)
@@ -150,8 +157,9 @@ async def test_times_that_never_end_are_refused(tmp_path: Path) -> None:
         assert await client.pop() == []
 
 
-async def test_bits_beyond_all_measure(tmp_path: Path) -> None:
-    async with popping(tmp_path) as client:
+@MERGING
+async def test_bits_beyond_all_measure(tmp_path: Path, merge: str) -> None:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
         await fill(client, 3)
         messages = await client.pop()
         end = log_end(client)
@@ -167,8 +175,9 @@ async def test_bits_beyond_all_measure(tmp_path: Path) -> None:
         assert await client.pop() == []
 
 
-async def test_batch_acks_of_what_is_not_there(tmp_path: Path) -> None:
-    async with popping(tmp_path) as client:
+@MERGING
+async def test_batch_acks_of_what_is_not_there(tmp_path: Path, merge: str) -> None:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
         await fill(client, 1)
         (message,) = await client.pop()
         end = log_end(client)
@@ -196,8 +205,9 @@ async def test_batch_acks_of_what_is_not_there(tmp_path: Path) -> None:
         assert len(await client.pop()) == 1
 
 
-async def test_an_unreadable_entry_undoes_the_whole_batch(tmp_path: Path) -> None:
-    async with popping(tmp_path) as client:
+@MERGING
+async def test_an_unreadable_entry_undoes_the_whole_batch(tmp_path: Path, merge: str) -> None:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
         await fill(client, 1)
         (message,) = await client.pop()
         body = BatchAckMessageRequestBody(

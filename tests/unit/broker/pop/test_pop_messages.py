@@ -12,12 +12,13 @@ from skylark.store.commit_log import Draft
 from skylark.store.store_results import PutResult
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
-from tests.unit.broker.pop.pop_client import fill, popping
+from tests.unit.broker.pop.pop_client import MERGING, fill, popping
 from tests.unit.broker.stored import await_flushes
 
 
-async def test_messages_are_popped_once_and_acknowledged(tmp_path: Path) -> None:
-    async with popping(tmp_path) as client:
+@MERGING
+async def test_messages_are_popped_once_and_acknowledged(tmp_path: Path, merge: str) -> None:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
         bodies = await fill(client, 3)
         messages = await client.pop()
         assert [message.body for message in messages] == bodies
@@ -69,8 +70,9 @@ async def test_limits_of_a_pop(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("broker.13.20")
-async def test_only_the_new_handle_counts_after_a_change(tmp_path: Path) -> None:
-    async with popping(tmp_path) as client:
+@MERGING
+async def test_only_the_new_handle_counts_after_a_change(tmp_path: Path, merge: str) -> None:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
         await fill(client, 1)
         (message,) = await client.pop()
         answer = await client.change(message, 60_000)

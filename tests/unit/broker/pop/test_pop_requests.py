@@ -14,7 +14,7 @@ from skylark.wire.bodies.pop_body import BatchAck, BatchAckMessageRequestBody, e
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import encode_body
 from skylark.wire.headers.pop import PopMessageRequestHeader
-from tests.unit.broker.pop.pop_client import PopClient, Popped, fill, popping
+from tests.unit.broker.pop.pop_client import MERGING, PopClient, Popped, fill, popping
 from tests.unit.broker.stored import bodies_of, stored
 from tests.unit.broker.tables import live_settings
 
@@ -39,8 +39,9 @@ def batch(*messages: Popped, group: str = "g", **changes: object) -> BatchAckMes
 
 
 @pytest.mark.spec("remoting.10.26")
-async def test_a_batch_ack_names_messages_by_bits(tmp_path: Path) -> None:
-    async with popping(tmp_path) as client:
+@MERGING
+async def test_a_batch_ack_names_messages_by_bits(tmp_path: Path, merge: str) -> None:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
         await fill(client, 110)
         client.world.features.groups.offsets.commit("g", "T", 0, 100)
         messages = await client.pop()
@@ -83,8 +84,9 @@ async def test_an_empty_batch_ack(tmp_path: Path) -> None:
             assert (await client.batch_ack(body)).code == 208
 
 
-async def test_a_message_given_back_unused_counts_no_attempt(tmp_path: Path) -> None:
-    async with popping(tmp_path) as client:
+@MERGING
+async def test_a_message_given_back_unused_counts_no_attempt(tmp_path: Path, merge: str) -> None:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
         await fill(client, 1)
         (message,) = await client.pop(invisibleTime=60_000)
         assert (await client.change(message, 1_000, suspend="true")).code == 0
@@ -274,8 +276,11 @@ async def test_a_pop_adds_its_subscription_to_the_consumer_table(tmp_path: Path)
         assert consumers.client_ids("g") == []  # pop consumers need not be members
 
 
-async def test_a_reset_moves_the_group_and_forgets_what_is_in_hand(tmp_path: Path) -> None:
-    async with popping(tmp_path) as client:
+@MERGING
+async def test_a_reset_moves_the_group_and_forgets_what_is_in_hand(
+    tmp_path: Path, merge: str
+) -> None:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
         await fill(client, 5)
         assert len(await client.pop()) == 5
         client.world.features.groups.offsets.reset("g", "T", {0: 3})
@@ -286,8 +291,9 @@ async def test_a_reset_moves_the_group_and_forgets_what_is_in_hand(tmp_path: Pat
         assert ordered == []
 
 
-async def test_an_offset_outside_the_queue_is_corrected(tmp_path: Path) -> None:
-    async with popping(tmp_path) as client:
+@MERGING
+async def test_an_offset_outside_the_queue_is_corrected(tmp_path: Path, merge: str) -> None:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
         await fill(client, 2)
         client.world.features.groups.offsets.commit("g", "T", 0, 77)
         assert await client.pop() == []
@@ -296,9 +302,13 @@ async def test_an_offset_outside_the_queue_is_corrected(tmp_path: Path) -> None:
         assert [message.offset for message in await client.pop()] == [2]
 
 
-async def test_a_reset_ends_the_count_of_messages_in_flight(tmp_path: Path) -> None:
+@MERGING
+async def test_a_reset_ends_the_count_of_messages_in_flight(tmp_path: Path, merge: str) -> None:
     async with popping(
-        tmp_path, enablePopMessageThreshold="true", popInflightMessageThreshold="3"
+        tmp_path,
+        enablePopBufferMerge=merge,
+        enablePopMessageThreshold="true",
+        popInflightMessageThreshold="3",
     ) as client:
         await fill(client, 8)
         assert len(await client.pop(maxMsgNums=4)) == 4
@@ -309,16 +319,20 @@ async def test_a_reset_ends_the_count_of_messages_in_flight(tmp_path: Path) -> N
         assert client.world.features.pop.state.in_flight("T", "g", 0) == 4
 
 
-async def test_where_a_new_group_starts(tmp_path: Path) -> None:
-    async with popping(tmp_path, initPopOffsetByCheckMsgInMem="false") as client:
+@MERGING
+async def test_where_a_new_group_starts(tmp_path: Path, merge: str) -> None:
+    async with popping(
+        tmp_path, enablePopBufferMerge=merge, initPopOffsetByCheckMsgInMem="false"
+    ) as client:
         await fill(client, 4)
         assert [each.offset for each in await client.pop(initMode=1)] == [3]
         first = PopClient(client.world, group="h")
         assert [each.offset for each in await first.pop(initMode=0)] == [0, 1, 2, 3]
 
 
-async def test_pull_and_pop_consumers_of_one_group(tmp_path: Path) -> None:
-    async with popping(tmp_path) as client:
+@MERGING
+async def test_pull_and_pop_consumers_of_one_group(tmp_path: Path, merge: str) -> None:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
         await fill(client, 4)
         pulled = await client.world.pull(0, maxMsgNums=2, sysFlag=5, commitOffset=0)
         assert len(bodies_of(pulled)) == 2

@@ -11,7 +11,8 @@ from skylark.broker.pop.revive_runner import ReviveRunner
 from skylark.core.names import REVIVE_GROUP, revive_topic
 from skylark.store.commit_log import Draft
 from skylark.wire.bodies.config import SubscriptionGroupConfig
-from tests.unit.broker.pop.pop_client import PopClient, Popped, fill, popping
+from skylark.wire.pop_records import BITS
+from tests.unit.broker.pop.pop_client import MERGING, PopClient, Popped, fill, popping
 
 RETRY = "%RETRY%g_T"
 
@@ -109,8 +110,9 @@ async def test_only_the_new_handle_counts_after_a_change(tmp_path: Path, merge: 
         assert await pop_again(client) == []
 
 
-async def test_the_old_handle_does_not_stop_a_changed_message(tmp_path: Path) -> None:
-    async with popping(tmp_path) as client:
+@MERGING
+async def test_the_old_handle_does_not_stop_a_changed_message(tmp_path: Path, merge: str) -> None:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
         await fill(client, 1)
         (first,) = await client.pop()
         assert (await client.change(first, 30_000)).code == 0
