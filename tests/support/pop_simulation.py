@@ -2,19 +2,22 @@
 
 :class:`Simulation` has the real :class:`PopState`, :class:`CheckPointBuffer` and
 :class:`ReviveQueue`, and plays the rest: a log whose timed records a timer delivers in slots of a
-second, sometimes late; consumers that acknowledge in time, late or never, one or several, and
-change the invisible time; restarts of the revive from its committed offset, after which the timer
-delivers the records of the last seconds once more. All of it on a clock that only moves in here.
+second, sometimes late, and which sometimes refuses records; consumers that acknowledge in time,
+late or never, one or several, by old handles too, and change the invisible time; restarts of the
+revive from its committed offset, after which the timer delivers the records of the last seconds
+once more. All of it on a clock that only moves in here.
 
 **The model** knows of each delivery of a message which handle counts and until when. At each copy:
 it is not early (not before the end of its invisible time), its delivery was not acknowledged in
 time, there is one per delivery, and the attempt is one more, or the same after ``suspend``. In the
 end every delivery that was not acknowledged has had its copy, and the offset of the queue is behind
-all messages.
+all messages. A request that is refused has done nothing; only a change whose ack was not stored
+leaves one more check-point that may bring the message back.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import random
@@ -28,6 +31,7 @@ from skylark.broker.pop.pop_state import PopState
 from skylark.broker.pop.pop_totals import PopTotals
 from skylark.broker.pop.revive import ReviveQueue, ReviveRecord
 from skylark.core.clock import Clock
+from skylark.core.errors import BrokerError
 from skylark.wire.pop_records import ACK_TAG, BATCH_ACK_TAG, CHECK_POINT_TAG, Ack, CheckPoint
 
 BROKER: Final = "broker-a"
@@ -95,6 +99,9 @@ class SimLog:
         self._delivered: list[tuple[int, SimRecord]] = []  # slot time and record
         self.queue: list[ReviveRecord] = []
         self.is_late = False
+        #: Whether the next record is refused.
+        self.is_refused: Callable[[], bool] = bool
+        self.refused_count = 0
 
     # ---- as PopState sees it ---------------------------------------------------------------------
 
@@ -118,15 +125,25 @@ class SimLog:
         return SimRecord(BATCH_ACK_TAG if is_batch else ACK_TAG, ack.encode(), deliver_ms)
 
     def put(self, *records: SimRecord) -> None:
-        for record in records:
-            if record.deliver_ms <= self._clock.now_ms():
-                self._append(record)
-            else:
-                slot = (record.deliver_ms - 1) // SLOT_MS * SLOT_MS
-                self._slots.setdefault(slot, []).append(record)
+        """As ``PopRecordWriter.put``: each record may be refused alone."""
+        stored = [self._put(record) for record in records]
+        if not all(stored):
+            raise BrokerError("the log takes no records")
 
     def put_change(self, check_point: SimRecord, ack: SimRecord) -> None:
-        self.put(check_point, ack)
+        self.put(check_point)
+        self._put(ack)
+
+    def _put(self, record: SimRecord) -> bool:
+        if self.is_refused():
+            self.refused_count += 1
+            return False
+        if record.deliver_ms <= self._clock.now_ms():
+            self._append(record)
+        else:
+            slot = (record.deliver_ms - 1) // SLOT_MS * SLOT_MS
+            self._slots.setdefault(slot, []).append(record)
+        return True
 
     def _append(self, record: SimRecord) -> None:
         self.queue.append(ReviveRecord(len(self.queue), record.tag, record.body))
@@ -168,7 +185,9 @@ class Delivery(msgspec.Struct, eq=False):
     suspend: bool = False
     is_acked: bool = False  # in time
     may_be_acked: bool = False  # late: it may count or not
+    half_changes: int = 0  # without the ack: one more check-point may bring the message back
     copies: int = 0
+    old_receipts: list[Receipt] = msgspec.field(default_factory=list)
 
     @property
     def visible_ms(self) -> int:
@@ -214,6 +233,8 @@ class Simulation:
         self.attempts: dict[str, list[int]] = {TOPIC: [], RETRY: []}  # of the messages, by offset
         self.open: list[Delivery] = []
         self.copy_count = self.acked_count = self.restart_count = 0
+        self.log.is_refused = self._is_refused
+        self.is_failing = False
         self._by_place: dict[tuple[str, int], Delivery] = {}
 
     def _clock(self) -> Clock:
@@ -224,13 +245,13 @@ class Simulation:
         self.attempts[TOPIC] = [0] * self.rng.randint(1, 12)
         actions: list[tuple[Callable[[], object], int]] = [
             (self._pop, 6), (self._ack, 6), (self._change, 3), (self._toggle_lateness, 1),
-            (self._restart, 1),
+            (self._restart, 1), (self._toggle_failures, 2), (self._ack_by_old_handle, 2),
         ]  # fmt: skip
         for _ in range(self.rng.randint(5, 60)):
             self._pass_time(self.rng.choice((0, 1, 50, 400, 1_000, 3_000)))
             (action,) = self.rng.choices(*zip(*actions, strict=True))
             action()
-        self.log.is_late = False
+        self.log.is_late = self.is_failing = False
         for _ in range(40):  # every message has an end
             self._pass_time(2_000)
             while self._pop(ack=True):
@@ -269,7 +290,11 @@ class Simulation:
             broker_name=BROKER,
             offset_diffs=list(range(count)),
         )
-        self.state.popped(point, 0, offset + count)
+        try:
+            self.state.popped(point, 0, offset + count)
+        except BrokerError:
+            assert self.state.next_offset(topic, GROUP, 0) == offset
+            return False
         receipt = Receipt(topic, GROUP, 0, offset, self.clock.now_ms(), invisible_ms, BROKER, 0)
         deliveries = []
         for place in range(offset, offset + count):
@@ -292,10 +317,13 @@ class Simulation:
     def _ack_some(self, deliveries: list[Delivery]) -> None:
         deliveries.sort(key=lambda delivery: delivery.offset)
         receipt = deliveries[0].receipt
-        self.state.ack(receipt, [delivery.offset for delivery in deliveries])
+        try:
+            self.state.ack(receipt, [delivery.offset for delivery in deliveries])
+        except BrokerError:
+            return
         for delivery in deliveries:
             if self.clock.now_ms() < delivery.visible_ms:
-                assert not delivery.copies
+                assert not delivery.copies or delivery.half_changes
                 delivery.is_acked = True
                 self.acked_count += 1
             delivery.may_be_acked = True
@@ -309,15 +337,35 @@ class Simulation:
             return  # both handles would bring the message back
         invisible_ms = self.rng.choice((0, 1_000, 2_500, 6_000, 30_000))
         suspend = self.rng.random() < 0.3
-        changed = self.state.change_invisible_time(
-            delivery.receipt, delivery.offset, invisible_ms, suspend=suspend
-        )
+        refused_before = self.log.refused_count
+        try:
+            changed = self.state.change_invisible_time(
+                delivery.receipt, delivery.offset, invisible_ms, suspend=suspend
+            )
+        except BrokerError:
+            return
+        delivery.half_changes += self.log.refused_count > refused_before
+        delivery.old_receipts.append(delivery.receipt)
         delivery.receipt = delivery.receipt._replace(
             start_offset=delivery.offset,
             pop_time_ms=changed.pop_time_ms,
             invisible_ms=invisible_ms,
         )
         delivery.suspend = suspend
+
+    def _ack_by_old_handle(self) -> None:
+        """An ack that has no effect, because a change came before it."""
+        changed = [delivery for delivery in self.open if delivery.old_receipts]
+        if changed:
+            delivery = self.rng.choice(changed)
+            with contextlib.suppress(BrokerError):
+                self.state.ack(self.rng.choice(delivery.old_receipts), [delivery.offset])
+
+    def _toggle_failures(self) -> None:
+        self.is_failing = not self.is_failing
+
+    def _is_refused(self) -> bool:
+        return self.is_failing and self.rng.random() < 0.5
 
     def _toggle_lateness(self) -> None:
         self.log.is_late = not self.log.is_late
@@ -344,16 +392,19 @@ class Simulation:
             revive.done(waiting)
 
     def _revive_now(self, point: CheckPoint) -> bool:
+        if self._is_refused():
+            return False
         self._copy(point)
         return True
 
     def _copy(self, point: CheckPoint) -> None:
         for offset in point.waiting_offsets():
             delivery = self._by_place[point.topic, offset]
-            assert self.clock.now_ms() >= delivery.visible_ms, "early"
-            assert not delivery.is_acked, "it was acknowledged in time"
-            assert not delivery.copies, "a second copy"
-            assert delivery.suspend == point.suspend
+            if not delivery.half_changes:
+                assert self.clock.now_ms() >= delivery.visible_ms, "early"
+                assert not delivery.is_acked, "it was acknowledged in time"
+                assert not delivery.copies, "a second copy"
+                assert delivery.suspend == point.suspend
             delivery.copies += 1
             self.copy_count += 1
             if delivery in self.open:
@@ -363,7 +414,7 @@ class Simulation:
     def _check_end(self) -> None:
         for delivery in self._by_place.values():
             if not delivery.may_be_acked:
-                assert delivery.copies == 1, "a message is lost"
+                assert 1 <= delivery.copies <= 1 + delivery.half_changes, "a message is lost"
         for topic, attempts in self.attempts.items():
             assert len(attempts) == self.state.next_offset(topic, GROUP, 0)
             assert self.offsets.committed[topic] == len(attempts), "an offset stays behind"

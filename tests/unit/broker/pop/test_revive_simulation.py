@@ -1,4 +1,7 @@
-"""Random schedules of pops, acks, changes and restarts; ``make crash PART=pop`` runs more."""
+"""Random schedules of pops, acks, changes, restarts and failing puts.
+
+``make crash PART=pop`` runs more.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ SCHEDULES = 400
 @pytest.mark.parametrize("merging", [False, True], ids=["written", "merged"])
 def test_schedules(tmp_path: Path, merging: bool) -> None:
     live = LiveSettings(load_broker_config(texts(tmp_path)), now_ms=START_MS)
-    copies = acked = restarts = 0
+    copies = acked = restarts = refused = 0
     for seed in range(SCHEDULES):
         simulation = Simulation(seed, live, merging=merging)
         try:
@@ -28,4 +31,7 @@ def test_schedules(tmp_path: Path, merging: bool) -> None:
         copies += simulation.copy_count
         acked += simulation.acked_count
         restarts += simulation.restart_count
-    assert min(copies, acked, restarts) > SCHEDULES  # the schedules do what they are made for
+        refused += simulation.log.refused_count
+    assert (
+        min(copies, acked, restarts, refused) > SCHEDULES
+    )  # the schedules do what they are made for
