@@ -303,20 +303,25 @@ class ReviveRunner:
             bytes_max=COPIED_BYTES_PER_TURN,
             seconds=COPYING_S,
         )
+        store_takes = True
         for queue in queues:
             more |= not self._is_read(queue)
-            self._revive_some(queue, copying)
-        return more or copying.is_over
+            store_takes = store_takes and self._revive_some(queue, copying)
+        return more or (store_takes and copying.is_over)
 
-    def _revive_some(self, queue: ReviveQueue, turn: Turn) -> None:
-        """Revive check-points of a queue until the turn is over, or until one has to wait."""
+    def _revive_some(self, queue: ReviveQueue, turn: Turn) -> bool:
+        """Revive check-points of a queue until the turn is over, or until one has to wait.
+
+        Returns False if the store takes no messages.
+        """
         while not turn.is_over and (waiting := self._due(queue)) is not None:
             outcome = self._revive(queue, waiting, turn)
             if outcome is Outcome.AWAITS_TOPIC:
                 self._awaits_topic = True
                 self._prepare_topics(queue)
             if outcome is not Outcome.DONE:
-                return
+                return outcome is not Outcome.STORE_REFUSES
+        return True
 
     def _prepare_topics(self, queue: ReviveQueue) -> None:
         """Create the topics of the next check-points of a queue: one wait is enough for them."""
@@ -393,7 +398,6 @@ class ReviveRunner:
 
     def _revive(self, queue: ReviveQueue, waiting: Point, turn: Turn) -> Outcome:
         """Copy the messages of a check-point that are not acknowledged."""
-        turn.take()
         point = waiting.point
         if not waiting.is_repeated:
             if self._is_wanted(point):
@@ -404,6 +408,7 @@ class ReviveRunner:
             else:
                 logger.info("topic or group of a pop check-point is gone: %s", point.key)
                 self.copies.give_up(point)
+        turn.take()
         offset = queue.done(waiting)
         self.copies.left(queue.queue_id)
         self._tables.offsets.commit(REVIVE_GROUP, self.topic, queue.queue_id, offset)

@@ -112,3 +112,34 @@ async def test_a_queue_that_cannot_be_read_does_not_take_the_others_along(
         assert sorted(found) == [0, 1, 3]
         assert answer.code == 1
         assert "store getMessage return null" in (answer.remark or "")
+
+
+async def test_a_store_that_takes_no_messages_is_tried_again_after_the_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with popping(tmp_path, 8) as client:
+        for queue_id in range(8):
+            await fill(client, 32, queue_id)
+        while await client.pop():
+            pass
+        runner = revive_of(client)
+        put_run, turns = runner.copies._writer.put_run, []
+        take_turn = runner._take_turn
+
+        def counted() -> bool:
+            turns.append(1)
+            return take_turn()
+
+        def refusing(drafts: Sequence[Draft]) -> list[PutResult]:
+            if drafts[0].topic == RETRY:
+                return [PutResult(PutStatus.SERVICE_NOT_AVAILABLE)] * len(drafts)
+            return put_run(drafts)
+
+        await client.world.clock.advance(11)
+        monkeypatch.setattr(runner, "_take_turn", counted)
+        monkeypatch.setattr(runner.copies._writer, "put_run", refusing)
+        await client.world.clock.advance(20)
+        assert 10 < len(turns) < 40
+        monkeypatch.setattr(runner.copies._writer, "put_run", put_run)
+        await client.world.clock.advance(5)
+        assert len(client.world.records(RETRY)) == 8 * 32
