@@ -61,7 +61,8 @@ INTENDED: Final = (
 )
 #: Series that did not exist: none of these lists overflows a statistic, or pops.
 ADDED: Final = re.compile(
-    r"metrics/(skylark_stats_overflows_total\{.*\}|rocketmq_pop_\w+(\{.*\})?|skylark_held_pops)"
+    r"metrics/(skylark_stats_overflows_total\{.*\}|rocketmq_pop_\w+(\{.*\})?|skylark_held_pops"
+    r"|skylark_pop_put_off_messages_total)"
 )
 #: Our own hints behind Java's remarks, in plainer words today: a pattern, and what it became.
 REWORDED: Final = {

@@ -140,6 +140,7 @@ class PopFeature(Feature):
         metrics.watch(
             "rocketmq_pop_revive_retry_messages_total", lambda: list(totals.copied_rows())
         )
+        metrics.watch("skylark_pop_put_off_messages_total", lambda: revive.copies.put_off_count)
         metrics.watch("rocketmq_pop_offset_buffer_size", lambda: state.offset_count)
         metrics.watch("rocketmq_pop_checkpoint_buffer_size", lambda: state.held_count)
 

@@ -181,6 +181,11 @@ ROWS: Final = (
         ("kind",),
     ),
     Row(
+        "skylark_pop_put_off_messages_total",
+        "counter",
+        "Expired messages that could not be read, or have no retry topic; they are tried again.",
+    ),
+    Row(
         "skylark_groups_in_conflict",
         "gauge",
         "Groups whose members subscribe to different things.",

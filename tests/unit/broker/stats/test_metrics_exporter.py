@@ -159,6 +159,11 @@ async def test_the_broker_and_its_store(world: Stored) -> None:
     assert samples["skylark_held_pulls"] == 0
     world.features.puts.writer.uncopied.add("retry", 7, "%DLQ%g", PutStatus.MESSAGE_ILLEGAL)
     assert (await scrape(world))['skylark_uncopied_messages_total{kind="retry"}'] == 1
+    assert samples["skylark_pop_put_off_messages_total"] == 0
+    revive = world.features.pop.revive
+    assert revive is not None
+    revive.copies.put_off_count += 2
+    assert (await scrape(world))["skylark_pop_put_off_messages_total"] == 2
     held = await world.begin_pull(1)
     assert (await scrape(world))["skylark_held_pulls"] == 1
     await world.clock.advance(20)
