@@ -44,6 +44,7 @@ class PopLoops:
         self._wanted: dict[str, frozenset[MessageQueue]] = {}  # by topic; on the control loop
         self._loops: dict[MessageQueue, tuple[PopQueue, PopLoop]] = {}
         self._tasks: dict[asyncio.Task[None], str] = {}  # of all loops, with their broker
+        self._expires = False  # the check for handlers that hang has been started
         context = PopContext(
             link=services.link,
             namespace=instance.namespace,
@@ -116,6 +117,9 @@ class PopLoops:
                 services.instance.consume_meter(self._group, topic),
                 services.clock.steady_ms(),
             )
+            if not self._expires:
+                self._expires = True
+                services.tasks.spawn(self.runner.expire_forever(), name="expire pops")
             loop = PopLoop(self._terms, pop_queue)
             self._loops[queue] = (pop_queue, loop)
             # Not owned by services.tasks: end_waiting_pops may let it outlive the consumer.

@@ -13,6 +13,8 @@ has failed too often         it becomes a dead letter: it is sent back (36) and 
                              message of a dead-letter topic never is, it stays invisible for longer
 takes long                   its invisible time is renewed, see
                              :mod:`~skylark.client.consumer.pop.pop_renewal`
+hangs                        after ``consume_timeout`` a coroutine is cancelled, and has failed; a
+                             plain function keeps its thread, and its message until ``renew_limit``
 is not called in time        after half of the invisible time the message is given back, without
                              counting an attempt, and fewer are popped
 is too late                  the result is dropped and counted (``stats.late``): the broker
@@ -32,7 +34,8 @@ import asyncio
 import logging
 import threading
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 
@@ -57,6 +60,9 @@ from skylark.client.errors import ReceiptExpiredError
 from skylark.core.errors import SkylarkError
 
 logger = logging.getLogger(__name__)
+
+#: How often in a ``consume_timeout`` to look for handlers that hang.
+EXPIRY_CHECKS: Final = 4
 
 
 class PopRunner:
@@ -180,6 +186,13 @@ class PopRunner:
         except Exception:  # such as an error of a hook
             logger.exception("%s comes again when its invisible time is over", message)
 
+    async def expire_forever(self) -> None:
+        """Cancel coroutines that run for longer than ``consume_timeout``."""
+        timeout_ms = self.setup.settings.consume_timeout_ms
+        while True:
+            await self._context.link.clock.sleep(timeout_ms / 1000 / EXPIRY_CHECKS)
+            self.runner.pools.cancel(partial(_began_before, self.now_ms() - timeout_ms))
+
     # ---- messages whose handler is not called ----------------------------------------------------
 
     def leave(self, pop_queue: PopQueue, messages: Sequence[PoppedRecord]) -> None:
@@ -243,6 +256,13 @@ class PopRunner:
             await asyncio.wait(self._settling)
         self._renewal.close()
         await self._context.receipts.flush()
+
+
+def _began_before(time_ms: int, job: Job) -> bool:
+    if not isinstance(job, PopJob) or job.started_ms > time_ms:
+        return False
+    logger.warning("a handler hangs and is cancelled: %s comes again", job.batch[0])
+    return True
 
 
 class PopJob(msgspec.Struct, eq=False):

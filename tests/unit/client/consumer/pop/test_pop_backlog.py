@@ -118,6 +118,36 @@ async def test_handlers_that_are_quick_again_pop_whole_batches(tmp_path: Path) -
         assert w.server.ext_of(POP)[-1]["maxMsgNums"] == "32"
 
 
+async def test_a_coroutine_that_hangs_is_cancelled(tmp_path: Path) -> None:
+    async with pop_world(tmp_path) as w:
+        consumer = w.push_consumer(pop_invisible_time=20, concurrency=1, consume_timeout=60)
+        ended: list[tuple[bytes, int, str]] = []
+
+        @consumer.subscribe("T")
+        async def on_message(message: Any) -> None:
+            try:
+                if message.body == b"hangs" and message.attempt == 1:
+                    await asyncio.Event().wait()
+                await w.clock.sleep(50)
+            except asyncio.CancelledError:
+                ended.append((message.body, message.attempt, "cancelled"))
+                raise
+            ended.append((message.body, message.attempt, "done"))
+
+        await w.start(consumer)
+        w.server.put(b"hangs")
+        await w.clock.advance(seconds=59)
+        assert ended == []
+        w.server.put(b"next")
+        await w.clock.advance(seconds=21)
+        assert ended == [(b"hangs", 1, "cancelled")]
+        assert not w.server.of_body(b"hangs").acked
+        await w.clock.advance(seconds=120)
+        assert ended[1:] == [(b"next", 1, "done"), (b"hangs", 2, "done")]
+        assert w.server.acked == [b"hangs", b"next"]
+        assert consumer.stats.late == 0
+
+
 async def test_a_batch_handler_counts_as_one_call(tmp_path: Path) -> None:
     async with pop_world(tmp_path) as w:
         consumer = w.push_consumer(pop_invisible_time=20, concurrency=2)
