@@ -19,7 +19,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from skylark.cli.consume_print import Printer
-from skylark.core.errors import SkylarkError
 
 if TYPE_CHECKING:
     from skylark.cli.consume import Wanted
@@ -39,6 +38,7 @@ async def consume_pop(
     from skylark.client.consumer.pop.pop_consumer import PopConsumer
     from skylark.client.consumer.pop.pop_options import POLL_S, POP_BATCH_MAX, PopSettings
     from skylark.core.clock import LoopClock
+    from skylark.core.errors import SkylarkError
 
     where = type(PopSettings().consume_from_where)
     consumer = PopConsumer(group, options, consume_from_where=where.CONSUME_FROM_FIRST_OFFSET)
@@ -72,6 +72,8 @@ async def consume_pop(
 async def _acknowledge(
     consumer: PopConsumer, messages: list[PoppedMessage], printer: Printer, *, may_fail: bool
 ) -> None:
+    from skylark.core.errors import SkylarkError
+
     try:
         await consumer.ack(messages)
     except SkylarkError as error:
