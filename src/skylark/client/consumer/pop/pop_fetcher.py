@@ -34,7 +34,12 @@ from typing import Final, Generic
 from skylark.client.consumer.pop.pop_options import POLL_S, POP_BATCH_MAX
 from skylark.client.consumer.pop.pop_source import ANY_QUEUE, PopContext, PopSource
 from skylark.client.consumer.pop.pop_stop import end_waiting_pops
-from skylark.client.consumer.pop.popped_message import MakeMessage, MessageT, PoppedRecord
+from skylark.client.consumer.pop.popped_message import (
+    MakeMessage,
+    MessageT,
+    PoppedRecord,
+    PopReceipt,
+)
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.core.route_cache import Route, no_route
 from skylark.client.metrics import ConsumeMeter
@@ -408,9 +413,15 @@ class PopFetcher(Generic[MessageT]):
 
     def _only_fresh(self, found: list[MessageT], now_ms: int) -> list[MessageT]:
         """The messages that may be handed out; the others are given back."""
-        old = [each for each in found if now_ms >= _fresh_until_ms(each)]
-        if not old:
+        last: PopReceipt | None = None
+        for message in found:
+            if message.receipt is not last:  # most messages share theirs
+                last = message.receipt
+                if now_ms >= _fresh_until_ms(message):
+                    break
+        else:
             return found
+        old = [each for each in found if now_ms >= _fresh_until_ms(each)]
         self._context.give_back_soon(old)
         return [each for each in found if now_ms < _fresh_until_ms(each)]
 

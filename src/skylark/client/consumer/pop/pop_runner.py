@@ -106,8 +106,9 @@ class PopRunner:
     def claim(self, messages: Sequence[PoppedRecord]) -> bool:
         """A handler begins with the messages; False if they were given back. From any thread."""
         with self._claims:
-            if any(each.is_settled for each in messages):
-                return False
+            for message in messages:
+                if message.is_settled:
+                    return False
             for message in messages:
                 message.is_begun = True
         return True
