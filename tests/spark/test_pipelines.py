@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,16 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from skylark import ClientOptions, Message
+from skylark.admin.errors import NotFoundError
 from skylark.cli import pipeline_commands as pipeline_command
 from skylark.cli.main import cli
 from skylark.client.blocking import blocking_functions
 from skylark.spark.jobs.job_runner import JobProgress
+from skylark.spark.pipelines.last_run import read_last_run
+from skylark.spark.sink.sink_client import close_clients
 from skylark.sync import Admin, MetricsEndpoint, Producer, read_arrow, serve_metrics
+from tests.interop.ours import SkylarkBroker
+from tests.interop.process import poll_until
 from tests.support.up import cluster
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pipeline" / "orders.yaml"
@@ -196,6 +202,51 @@ def test_a_reset_of_an_exactly_once_pipeline(site: Site, tmp_path: Path) -> None
     for rows in (2, 0):
         assert done("run", file, "--available-now")[0]["rows"] == rows
     assert site.bodies(copies) == {b"a": 2, b"b": 2}
+
+
+def test_a_pipeline_starts_while_the_broker_of_its_sink_is_away(site: Site, tmp_path: Path) -> None:
+    """Name servers have forgotten the topic; the pipeline wrote to it before, and waits."""
+    topic = site.topic("Here", 1)
+    folder = tmp_path / "checkpoints" / "p"
+    other = SkylarkBroker(site.namesrv, {"brokerName": "broker-b"}, folder=tmp_path / "other")
+
+    def start_later() -> None:
+        def is_running() -> bool:
+            last = read_last_run(folder)
+            return last is not None and last.state == "running"
+
+        poll_until(is_running, timeout_s=120, what="the start of the query")
+        other.start()
+
+    with other, Admin(site.options) as admin:
+
+        def has_two() -> bool:
+            return len(admin.stats.clusters().brokers) == 2
+
+        poll_until(has_two, timeout_s=60, what="the second broker")
+        admin.topics.create("Elsewhere", queue_count=1, broker="broker-b")
+        sink = {"format": "rocketmq", "options": {"topic": "Elsewhere"}}
+        file = site.file(tmp_path, pipeline(topic, sink, sql="SELECT body FROM input"))
+        site.send(topic, [b"a"])
+        assert done("run", file, "--available-now")[0]["rows"] == 1
+        site.send(topic, [b"b"])
+        other.kill()
+        poll_until(lambda: not is_there(admin, "Elsewhere"), timeout_s=60, what="its route to go")
+        close_clients()
+        with ThreadPoolExecutor(1) as pool:
+            starting = pool.submit(start_later)
+            (found,) = done("run", file, "--available-now")
+            starting.result()
+        assert (found["state"], found["rows"]) == ("done", 1)
+        poll_until(lambda: is_there(admin, "Elsewhere"), timeout_s=60, what="its route")
+        assert site.bodies("Elsewhere") == {b"a": 1, b"b": 1}
+
+
+def is_there(admin: Admin, topic: str) -> bool:
+    try:
+        return bool(admin.topics.route(topic).queue_datas)
+    except NotFoundError:
+        return False
 
 
 # ---- functions, failures and stops ---------------------------------------------------------------
