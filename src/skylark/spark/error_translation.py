@@ -61,6 +61,12 @@ _MEMORY_HINT: Final = (
     " executor leave more for each"
 )
 _VIOLATION_HINT: Final = "mend the row or the expectation; on_violation: drop goes on without it"
+#: What Spark says if two queries write the files of one checkpoint.
+_RIVAL: Final = re.compile(
+    r"\[CONCURRENT_(?:STREAM_LOG_UPDATE|QUERY)\]"
+    r"|Multiple streaming (?:jobs detected for|queries are concurrently using) "
+)
+_RIVAL_HINT: Final = "let one of them run at a time; rows of an exactly-once sink are there once"
 _TAIL: Final = re.compile(r"\s*SQLSTATE: \w+.*$")
 _KINDS: Final[dict[str, type[SkylarkError]]] = {
     kind.__name__: kind
@@ -123,6 +129,10 @@ def translate_error(error: BaseException) -> SkylarkError:
         return RefusedError(violation, hint=_VIOLATION_HINT)
     if found := find_error(text):
         return _KINDS.get(found[0], ClientError)(found[1])
+    if _RIVAL.search(text):
+        return RefusedError(
+            "another driver runs this query on the same checkpoint", hint=_RIVAL_HINT
+        )
     if (raised := _raised_in_task(text)) is not None:
         return raised
     if _NO_WORKER in text:

@@ -306,3 +306,22 @@ def test_a_violated_expectation_is_refused(end: str) -> None:
     assert (type(found), getattr(found, "message", "")) == (RefusedError, text)
     other = raised.replace("pipeline p expects", "row of")  # raise_error() in the user's query
     assert type(translate_error(Failed(WRITING, f"{STACK}Caused by: {other}"))) is ClientError
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple streaming jobs"
+        " detected for 12.\nPlease make sure only one streaming job runs on a specific checkpoint"
+        " location at a time. SQLSTATE: 40000",
+        "Multiple streaming queries are concurrently using file:/ck/offsets.",
+        "[CONCURRENT_QUERY] Another instance of this query was just started by a concurrent"
+        " session (existing runId: 1 new runId: 2). SQLSTATE: 0A000",
+    ],
+)
+def test_two_drivers_on_one_checkpoint(text: str) -> None:
+    """Whoever starts it again would only end the other one."""
+    failed = f"[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: {text}"
+    found = translate_error(PySparkException(failed))
+    assert type(found) is RefusedError
+    assert found.message == "another driver runs this query on the same checkpoint"
