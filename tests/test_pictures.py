@@ -259,8 +259,14 @@ def test_a_page_shows_the_overview(picture: Picture) -> None:
 
 
 def test_images_of_pictures_become_svg_elements() -> None:
-    html = '<p><img alt="a\nb" src="../pictures/send.svg" /> <img src="../performance.svg"></p>'
+    html = '<p><img alt="a\nb" src="../pictures/send.svg" /> <img src="../other.svg"></p>'
     done = with_pictures(html)
     assert done.startswith("<p><svg ")
-    assert done.endswith('</svg> <img src="../performance.svg"></p>')
+    assert done.endswith('</svg> <img src="../other.svg"></p>')
     assert done.count("<svg") == 1
+
+
+def test_the_chart_becomes_an_svg_element() -> None:
+    done = with_pictures('<p><img alt="a" src="../performance.svg" /></p>')
+    assert done.startswith('<p><svg class="skylark-chart"')
+    assert "<img" not in done

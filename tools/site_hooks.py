@@ -9,8 +9,9 @@ build reports it.
 
 **Changelog.** ``CHANGELOG.md`` is a page of the site; its links are those of the root folder.
 
-**Pictures** of ``docs/design/pictures`` are put into their page as SVG elements. Images would
-follow the reader's system, not the switch between light and dark of the page.
+**Pictures** of ``docs/design/pictures``, and the chart of performance, are put into their
+page as SVG elements. Images would follow the reader's system, not the switch between light and dark
+of the page.
 
 **Bars in code in tables** are written ``\|``, as code hosts want it; Python-Markdown would show the
 backslash.
@@ -33,13 +34,19 @@ ROOT: Final = Path(__file__).parent.parent
 FOLDER: Final = "files"
 #: Files outside of docs/ whose place a page has taken.
 PAGES: Final = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
-PICTURES: Final = ROOT / "docs" / "design" / "pictures"
+#: Where the images that become elements are.
+PICTURES: Final = {
+    "pictures": ROOT / "docs" / "design" / "pictures",
+    "performance.svg": ROOT / "docs",
+}
 CHANGELOG: Final = "changelog.md"
 _LINK: Final = re.compile(r"(?<=\]\()(?!\w+:)([^)\s#]+)")
 _WHOLE_LINK: Final = re.compile(r"\]\((?!\w+:)([^)\s]+)\)")
 _TABLE_ROW: Final = re.compile(r"^\|.*$", re.MULTILINE)
 _CODE: Final = re.compile(r"`[^`]*`")
-_PICTURE: Final = re.compile(r'<img [^>]*\bsrc="[^"]*\bpictures/([\w-]+\.svg)"[^>]*>')
+_PICTURE: Final = re.compile(
+    r'<img [^>]*\bsrc="[^"]*\b(pictures/[\w-]+\.svg|performance\.svg)"[^>]*>'
+)
 
 
 def outside(link: str, page: str) -> str | None:
@@ -103,7 +110,12 @@ def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files
 
 def with_pictures(html: str) -> str:
     """The same with SVG elements instead of images of pictures."""
-    return _PICTURE.sub(lambda match: (PICTURES / match.group(1)).read_text().strip(), html)
+
+    def element(match: re.Match[str]) -> str:
+        folder, _, name = match.group(1).rpartition("/")
+        return (PICTURES[folder or name] / name).read_text().strip()
+
+    return _PICTURE.sub(element, html)
 
 
 def plain_bars(markdown: str) -> str:

@@ -17,6 +17,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from bench.compare_load.chart import draw_chart
 from bench.compare_load.summary import Result, format_markdown
 from bench.harness import BenchError
 
@@ -28,9 +29,6 @@ _NO_MERIT = ("mapped files", "open files")
 _SHOWN = re.compile(
     r"(<!-- result: (\S+) -->\n)(?:(?!<!-- result:).)*?(<!-- end of result -->)", re.DOTALL
 )
-
-_SKYLARK_COLOR = "#2a6f97"
-_WORSE_COLOR = "#bc6c25"
 
 
 def file_name(day: date, commit: str | None, kind: str = "") -> str:
@@ -121,32 +119,14 @@ def advantage(result: Result) -> float | None:
     return result.ratio if result.unit == "msg/s" else 1 / result.ratio
 
 
-def _times(better: float) -> str:
-    return f"{better:.0f}" if better >= 10 else f"{better:.2g}"
-
-
 def draw(source: Path, target: Path) -> None:
     """A bar for each line of the table, Apache being 1; drawn alike each time."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    import matplotlib.pyplot as plt
-
     content, results = load(source)
-    bars = [(r.title, better) for r in reversed(results) if (better := advantage(r)) is not None]
     machine = content["machine"]
-    with plt.rc_context({"svg.hashsalt": "skylark", "svg.fonttype": "none", "font.size": 9}):
-        figure, axes = plt.subplots(figsize=(8, 1.2 + 0.26 * len(bars)), layout="constrained")
-        colors = [_SKYLARK_COLOR if better >= 1 else _WORSE_COLOR for _, better in bars]
-        # From 1 on, so that they point to the one that is better.
-        widths = [better - 1 for _, better in bars]
-        drawn = axes.barh([title for title, _ in bars], widths, left=1.0, color=colors)
-        axes.bar_label(drawn, labels=[_times(better) for _, better in bars], padding=3)
-        axes.axvline(1.0, color="black", linewidth=0.8)
-        axes.set_xscale("log")
-        axes.margins(x=0.12, y=0.01)
-        axes.set_xlabel("times better than Apache RocketMQ 5.5.0, logarithmic")
-        axes.set_title(f"{machine['cpu']}, {machine['cores']} cores; {content['date']}", loc="left")
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(target, format="svg", metadata={"Date": None})
-        plt.close(figure)
+    chart = draw_chart(
+        f"{machine['cpu']}, {machine['cores']} cores; {content['date']}",
+        "times better than Apache RocketMQ 5.5.0, logarithmic",
+        "Skylark against Apache RocketMQ 5.5.0, row by row",
+        [(it.title, better) for it in results if (better := advantage(it)) is not None],
+    )
+    target.write_text(chart)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 from datetime import date
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -125,6 +127,32 @@ def test_the_chart_shows_what_is_not_void_and_is_drawn_alike(tmp_path: Path) -> 
     assert "lost" not in drawn
     history.draw(source, tmp_path / "again.svg")
     assert (tmp_path / "again.svg").read_text() == drawn
+    root = ElementTree.fromstring(drawn)
+    kinds = [it.get("class") for it in root.iter("{http://www.w3.org/2000/svg}rect")]
+    assert kinds == ["page", "better", "better"]
+    widths = [float(it.get("width", "")) for it in root.iter("{http://www.w3.org/2000/svg}rect")]
+    assert widths[2] > 3 * widths[1]  # 20 times, and 1.25 times, on a logarithmic scale
+    assert "prefers-color-scheme:dark" in drawn
+    assert "data-md-color-scheme=slate" in drawn
+
+
+def test_a_row_where_apache_is_better_is_marked(tmp_path: Path) -> None:
+    rows = [result("slower", "msg/s", 0.5), result("faster", "msg/s", 2.0)]
+    history.draw(history.save(tmp_path, DAY, COMMIT, SETTINGS, FACTS, rows), tmp_path / "c.svg")
+    root = ElementTree.fromstring((tmp_path / "c.svg").read_text())
+    worse, better = list(root.iter("{http://www.w3.org/2000/svg}rect"))[1:]
+    assert (worse.get("class"), better.get("class")) == ("worse", "better")
+    ends = float(worse.get("x", "")) + float(worse.get("width", ""))
+    assert ends == pytest.approx(float(better.get("x", "")))  # both stand on the line of 1
+
+
+def test_the_chart_of_the_page_is_up_to_date(tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    page = root / history.PAGE
+    shown = re.search(r"<!-- result: (\S+) -->", page.read_text())
+    assert shown is not None
+    history.draw(root / history.FOLDER / shown[1], tmp_path / "c.svg")
+    assert page.with_suffix(".svg").read_text() == (tmp_path / "c.svg").read_text()
 
 
 def test_the_page_about_performance_is_up_to_date() -> None:
