@@ -11,7 +11,6 @@ from skylark.broker.pop.revive_runner import ReviveRunner
 from skylark.core.names import REVIVE_GROUP, revive_topic
 from skylark.store.commit_log import Draft
 from skylark.wire.bodies.config import SubscriptionGroupConfig
-from skylark.wire.pop_records import BITS
 from tests.unit.broker.pop.pop_client import MERGING, PopClient, Popped, fill, popping
 
 RETRY = "%RETRY%g_T"
