@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from skylark.core.clock import LoopClock
 from skylark.net.client import RemotingClient
 from skylark.wire.bodies.pop_body import BatchAck, BatchAckMessageRequestBody, encode_bit_set
 from skylark.wire.codes import RequestCode
@@ -15,6 +16,7 @@ from skylark.wire.fastjson import encode_body
 from skylark.wire.message import iter_records
 from skylark.wire.pop_handle import decode_start_offsets
 from tests.integration.broker.test_app import broker_of, running, send_request
+from tests.support.broker_pairs import Pair, pair, until
 
 OF_QUEUE = {"consumerGroup": "g", "topic": "T", "queueId": "-1"}
 
@@ -92,3 +94,61 @@ async def test_bits_name_the_messages_of_a_batch_ack(tmp_path: Path) -> None:
         request = Command(code=RequestCode.BATCH_ACK_MESSAGE, body=encode_body(body))
         assert (await client.call(address, request)).code == 0
         assert broker.features.pop.state.in_flight("T", "g", 0) == 10
+
+
+async def ack(place: Pair, popped: Command, queue_offset: int) -> None:
+    """Acknowledge a message of a pop at the master."""
+    ext = popped.ext or {}
+    start = decode_start_offsets(ext["startOffsetInfo"])["0", 0]
+    times = f"{ext['popTime']} {ext['invisibleTime']} {ext['reviveQid']}"
+    fields = {
+        "consumerGroup": "g",
+        "topic": "T",
+        "queueId": "0",
+        "offset": str(queue_offset),
+        "extraInfo": f"{start} {times} 0 broker-a 0 {queue_offset}",
+    }
+    assert (await place.call(place.master, RequestCode.ACK_MESSAGE, fields)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("merge", "is_written", "expected"),
+    [
+        ("false", True, [b"1", b"3"]),
+        ("true", True, [b"1", b"3"]),
+        ("true", False, [b"0", b"1", b"2", b"3"]),  # check-point and acks were in memory only
+    ],
+    ids=["written", "merged", "in memory"],
+)
+async def test_a_slave_that_takes_over_delivers_what_was_not_acknowledged(
+    tmp_path: Path, merge: str, is_written: bool, expected: list[bytes]
+) -> None:
+    async with pair(
+        tmp_path,
+        enablePopBufferMerge=merge,
+        popCkStayBufferTime="10000" if is_written else "900000",
+    ) as place:
+        await place.start_master()
+        await place.start_slave()
+        for number in range(4):
+            assert (await place.send(b"%d" % number)).code == 0
+        request = pop_request(invisibleTime="6000" if is_written else "900000").ext
+        popped = await place.call(place.master, RequestCode.POP_MESSAGE, request)
+        assert bodies_of(popped) == [b"0", b"1", b"2", b"3"]
+        for queue_offset in (0, 2):
+            await ack(place, popped, queue_offset)
+        state = place.master.features.pop.state
+        await until(lambda: state.held_count == (0 if is_written else 1))
+        await place.followed()
+        for name in ("slave", "master"):
+            await place.stop(name)
+        (place.root / "master").rename(place.root / "old master")
+        (place.root / "slave").rename(place.root / "master")
+        await place.start_master()
+        found: list[bytes] = []
+        async with LoopClock().timeout(30.0):
+            while len(found) < len(expected):
+                request = pop_request(pollTime="5000", invisibleTime="60000").ext
+                answer = await place.call(place.master, RequestCode.POP_MESSAGE, request)
+                found += bodies_of(answer)
+        assert found == expected
