@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from skylark.broker.delay.timer_service import TimerService
 from skylark.core.errors import StoreError
+from skylark.core.names import REVIVE_GROUP
 from skylark.store.commit_log import Draft
 from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.pop_records import CheckPoint
@@ -143,3 +145,24 @@ async def test_a_store_that_takes_no_messages_is_tried_again_after_the_interval(
         monkeypatch.setattr(runner.copies._writer, "put_run", put_run)
         await client.world.clock.advance(5)
         assert len(client.world.records(RETRY)) == 8 * 32
+
+
+async def test_an_offset_behind_the_end_and_a_timer_that_starts_over_repeat_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue is read again, and the timer delivers all its records a second time."""
+    async with popping(tmp_path, reviveQueueNum="1") as client:
+        (body,) = await fill(client, 1)
+        with monkeypatch.context() as context:
+            context.setattr(TimerService, "_is_on_disk", lambda _timer, _snapshot: False)
+            await client.pop()
+            await client.world.clock.advance(20)
+            topic = revive_of(client).topic
+            assert [each.body for each in client.world.records(RETRY)] == [body]
+            client.world.features.groups.offsets.commit(REVIVE_GROUP, topic, 0, 1_000)
+            await client.world.broker.stop()
+    async with popping(tmp_path, reviveQueueNum="1") as client:
+        await client.world.clock.advance(60)
+        tags = [each.properties["TAGS"] for each in client.world.records(topic)]
+        assert tags == ["ck", "ck"]
+        assert [each.body for each in client.world.records(RETRY)] == [body, body]
