@@ -1,4 +1,7 @@
-"""The pipelines of ``examples/pipeline`` on ``local[2]``, standalone and Spark Connect."""
+"""The pipelines of ``examples/pipeline`` on ``local[2]``, standalone and Spark Connect.
+
+And archives in Delta Lake and Iceberg, whose files are written by the workers of a cluster.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,14 @@ from typing import Any, Final
 
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from skylark import ClientOptions, Message
 from skylark.spark.java import java_home
 from skylark.sync import Admin, Producer, read_arrow
 from tests.interop.process import poll_until
 from tests.interop.spark_site import HOST, PATIENT, ROOT, connect_server, standalone_cluster
+from tests.support.iceberg_catalog import iceberg_catalog
 from tests.support.up import cluster
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(1200)]
@@ -97,22 +102,23 @@ def test_the_same_rows_everywhere(kind: str, namesrv: str, tmp_path: Path) -> No
 
 def run_pipelines(file: Path, namesrv: str, master: str, lake: Path) -> str:
     """What the command prints."""
+    given = {"ORDERS_FOLDER": lake.as_uri(), "ORDERS_MASTER": master, "SKYLARK_NAMESRV": namesrv}
+    return run_skylark("pipeline", "run", file.name, "--available-now", folder=file.parent, **given)
+
+
+def run_skylark(*arguments: str, folder: Path, **given: str) -> str:
+    """What a command prints on both streams."""
     environ = {
         **os.environ,
         "JAVA_HOME": str(java_home(os.environ, Path(sys.prefix, "java"))),
-        "ORDERS_FOLDER": lake.as_uri(),
-        "ORDERS_MASTER": master,
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SKYLARK_NAMESRV": namesrv,
         "SPARK_LOCAL_IP": HOST,
+        **given,
     }
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "skylark", "--output", "json"),
-            *("pipeline", "run", file.name, "--available-now"),
-        ],
-        cwd=file.parent,
+        [sys.executable, "-m", "skylark", "--output", "json", *arguments],
+        cwd=folder,
         env=environ,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -127,3 +133,26 @@ def paid_rows(folder: Path) -> list[Row]:
     """What the lake holds, by key."""
     table = pq.ParquetDataset(folder).read(columns=["keys", "tags", "uid"])
     return sorted((row["keys"], row["tags"], row["uid"]) for row in table.to_pylist())
+
+
+def test_workers_write_the_files_of_tables(namesrv: str, tmp_path: Path) -> None:
+    catalog = {
+        "PYICEBERG_CATALOG__TESTS__URI": f"sqlite:///{tmp_path}/catalog.db",
+        "PYICEBERG_CATALOG__TESTS__WAREHOUSE": f"file://{tmp_path}/warehouse",
+    }
+    conf = [part for name, value in PATIENT.items() for part in ("--conf", f"{name}={value}")]
+    with standalone_cluster(tmp_path / "spark") as master:
+        for lake_format, name in (("delta", "lake"), ("iceberg", "tests.db.lake")):
+            printed = run_skylark(
+                *("job", "archive", "orders", "--to", name, "--format", lake_format),
+                *("--checkpoint", lake_format, "-n", namesrv, "--master", master, *conf),
+                folder=tmp_path,
+                **catalog,
+            )
+            assert f'"rows": {ORDERS}' in printed, printed
+    wanted = sorted(f"order-{number}" for number in range(ORDERS))
+    delta = DeltaTable(tmp_path / "lake").to_pyarrow_table()
+    with iceberg_catalog(tmp_path) as found:
+        iceberg = found.load_table("db.lake").scan().to_arrow()
+    for table in (delta, iceberg):
+        assert sorted(table["keys"].to_pylist()) == wanted
