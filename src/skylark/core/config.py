@@ -134,7 +134,8 @@ def edit_properties(text: str, changes: Mapping[str, str]) -> str:
     if left and text:
         line = text.rstrip("\r\n")
         is_continued = (len(line) - len(line.rstrip("\\"))) % 2  # an empty line ends that
-        text += "\n" * ((line == text) + is_continued)
+        is_half_an_end = is_continued and text.endswith("\r")  # the first \n would only complete it
+        text += "\n" * ((line == text) + is_continued + is_half_an_end)
     return text + format_properties(left)
 
 

@@ -401,6 +401,7 @@ def test_an_edit_keeps_everything_else_as_it_is() -> None:
     assert edit_properties("", {"b": "2", "a": "1"}) == "a=1\nb=2\n"
     assert edit_properties("a=1", {"b": "2"}) == "a=1\nb=2\n"
     assert edit_properties("a=1\\", {"b": "2"}) == "a=1\\\n\nb=2\n"
+    assert edit_properties("a=1\\\r", {"b": "2"}) == "a=1\\\r\n\nb=2\n"  # \r\n is one line end
     assert edit_properties("a=1\r\nb=2\r\n", {"a": "3"}) == "a=3\nb=2\r\n"
 
 
