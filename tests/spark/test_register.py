@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from skylark.spark.session import register
+from skylark.spark.session import command_session, register
 
 
 def test_queries_side_by_side_may_start_processes_while_others_send_tasks(
@@ -19,3 +19,11 @@ def test_queries_side_by_side_may_start_processes_while_others_send_tasks(
     assert variables.getClass().getName() == "java.util.concurrent.ConcurrentHashMap"
     assert dict(variables) == environment
     assert spark.sparkContext.environment is environment
+
+
+def test_commands_do_not_rely_on_the_search_of_spark(spark: SparkSession) -> None:
+    """It fails where a Python worker starts late, or where another package cannot be imported."""
+    with command_session(lambda **_: spark.newSession(), quiet=False) as session:
+        manager = session._jsparkSession.sessionState().dataSourceManager()
+        variables = manager.lookupDataSource("rocketmq").dataSourceCls().envVars()
+        assert variables.getClass().getName() == "java.util.concurrent.ConcurrentHashMap"

@@ -360,9 +360,13 @@ async def _consume_plain(printer: Printer, wanted: Wanted, options: ClientOption
 
 
 def _newest(of_queues: Iterable[list[MessageExt]], count: int) -> list[MessageExt]:
-    """The newest messages of all queues, in the order of their store time."""
-    found = sorted(chain.from_iterable(of_queues), key=lambda it: it.record.store_timestamp)
-    return found[-count:]
+    """The newest messages of all queues, in the order of their store time.
+
+    A broker stores many messages in a millisecond, which are in order in its log.
+    """
+    records = ((each.record, each) for each in chain.from_iterable(of_queues))
+    found = sorted(records, key=lambda it: (it[0].store_timestamp, it[0].log_offset))
+    return [message for _, message in found[-count:]]
 
 
 def _readers(

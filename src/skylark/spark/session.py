@@ -164,13 +164,15 @@ def command_session(make: Callable[..., SparkSession], *, quiet: bool) -> Iterat
     """The session of one command; ``make`` gets ``quiet`` and makes it.
 
     An active session is used and not stopped at the end. With ``quiet`` neither pyspark nor a new
-    JVM logs errors: the raised error is enough.
+    JVM logs errors: the raised error is enough. The data source is registered: Spark's own search
+    starts a Python worker, and finds nothing if that is slow on a busy machine.
     """
     active = SparkSession.getActiveSession()
     if quiet:
         silence_error_loggers()
     spark = make(quiet=quiet and active is None)
     try:
+        register(spark)
         yield spark
     finally:
         if active is None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from skylark.cli.consume import _newest
 from skylark.core.clock import SystemClock
 from tests.unit.cli.shell import NOWHERE, Shell
 
@@ -89,6 +92,16 @@ def test_messages_by_a_condition(shell: Shell) -> None:
     read = ("consume", "by-condition", "--no-follow", "--sql")
     for group in ((), ("--group", "buyers-2")):
         assert "a value is needed" in shell.run(*read, "price > ", *group, code=2).stderr
+
+
+def test_messages_of_one_millisecond_are_in_the_order_of_the_log() -> None:
+    def message(log_offset: int, time_ms: int = 7) -> Any:
+        return SimpleNamespace(
+            record=SimpleNamespace(store_timestamp=time_ms, log_offset=log_offset)
+        )
+
+    first, second, third = message(9, 6), message(1), message(2)
+    assert _newest([[third], [first, second]], 2) == [second, third]
 
 
 def test_the_last_messages(shell: Shell) -> None:

@@ -98,8 +98,8 @@ def run_pipelines(
 ) -> list[PipelineRun]:
     """Run pipelines to their end; ``available_now`` overrides their triggers.
 
-    ``listener`` gets Spark's events of all their queries.
-    Raises errors that occur before the first one has started; later ones are in the results.
+    ``listener`` gets Spark's events of all their queries. Raises errors that occur before the first
+    one has started; later ones are in the results.
     """
     frames = [
         (pipeline, build(spark, document, pipeline, strict=_is_new(document, pipeline)))
@@ -108,8 +108,10 @@ def run_pipelines(
     stop = stop or threading.Event()
     clock = clock or SystemClock()
     ending = threading.Event()  # for the endless ones
-    sessions = [frame.sparkSession for _, frame in frames]
-    with _listening(listener, sessions), ThreadPoolExecutor(len(frames), "pipeline") as pool:
+    with (
+        _listening(listener, [frame for _, frame in frames]),
+        ThreadPoolExecutor(len(frames), "pipeline") as pool,
+    ):
         supervised = [
             _Supervised(
                 document,
@@ -137,12 +139,13 @@ def run_pipelines(
 
 @contextmanager
 def _listening(
-    listener: StreamingQueryListener | None, sessions: Sequence[SparkSession]
+    listener: StreamingQueryListener | None, frames: Sequence[DataFrame]
 ) -> Iterator[None]:
-    """Each pipeline has a session of its own, and a listener hears of one session only."""
+    """Each pipeline has a session of its own, and a listener gets the events of one session."""
     if listener is None:
         yield
         return
+    sessions = [frame.sparkSession for frame in frames]
     for session in sessions:
         session.streams.addListener(listener)
     try:
