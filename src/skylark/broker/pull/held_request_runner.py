@@ -161,16 +161,22 @@ class HeldRequestRunner(Generic[HeldT]):
             pending.set(outcome)
 
     def _arm(self) -> None:
-        """Set the timer to the first due time of all held requests."""
+        """Set the timer to the first due time of all held requests.
+
+        A timer that is set for an earlier time stays, even if its request has woken by now: it
+        finds nothing due then, and is set again. A message of a quiet queue wakes the only held
+        request, which soon comes again: to stop and start a timer each time costs more than to find
+        the request.
+        """
         due_ms = self.held.next_due()
+        if due_ms is None or self.is_stopping:
+            return
         if self._timer is not None:
-            if due_ms is not None and self._timer_due_ms <= due_ms:
+            if self._timer_due_ms <= due_ms:
                 return
             self._timer.cancel()
-            self._timer = None
-        if due_ms is not None and not self.is_stopping:
-            self._timer_due_ms = due_ms
-            self._timer = self._clock.call_at(due_ms / 1000, self._due)
+        self._timer_due_ms = due_ms
+        self._timer = self._clock.call_at(due_ms / 1000, self._due)
 
     def _due(self) -> None:
         self._timer = None

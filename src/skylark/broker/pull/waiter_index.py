@@ -4,7 +4,8 @@ A queue may have thousands of waiting requests, most of which want other message
 arrives. So an arriving message does not visit them all: it finds those without a filter, and those
 with the hash of its tag; of the requests with an SQL filter it evaluates each distinct expression
 once. A request that wants several tags stands under each of them; one that wants more than
-:data:`CODES_MAX` stands with those of the same filter, which is asked once.
+:data:`CODES_MAX` stands with those of the same filter, which is asked once. A queue with a single
+waiter, as most have, needs no index: its waiter is asked.
 
 The key is a queue in the widest sense: held pulls use ``(topic, queue id)``, of which a message
 wakes all waiters that it passes (:meth:`WaiterIndex.passing`); requests that share a queue, such as
@@ -58,7 +59,7 @@ def passes(waiter: Waiter, tags_code: int | None, properties: bytes | None) -> b
 
 
 class _Queue(Generic[WaiterT]):
-    """The waiters of one key."""
+    """The waiters of a key that has, or had, several."""
 
     __slots__ = ("all", "by_code")
 
@@ -68,12 +69,30 @@ class _Queue(Generic[WaiterT]):
         #: common -> waiters. No group is empty.
         self.by_code: dict[int | None, dict[_Common, _Group[WaiterT]]] = {}
 
+    def add(self, waiter: WaiterT) -> None:
+        self.all[waiter] = None
+        codes, common = _place(waiter)
+        for code in codes:
+            self.by_code.setdefault(code, {}).setdefault(common, {})[waiter] = None
+
+    def remove(self, waiter: WaiterT) -> None:
+        del self.all[waiter]
+        codes, common = _place(waiter)
+        for code in codes:
+            groups = self.by_code[code]
+            group = groups[common]
+            del group[waiter]
+            if not group:
+                del groups[common]
+                if not groups:
+                    del self.by_code[code]
+
 
 class WaiterIndex(Generic[WaiterT]):
     """All waiters of one kind."""
 
     def __init__(self) -> None:
-        self._queues: dict[Hashable, _Queue[WaiterT]] = {}
+        self._queues: dict[Hashable, WaiterT | _Queue[WaiterT]] = {}
         self._orders = count()
 
     @property
@@ -82,67 +101,68 @@ class WaiterIndex(Generic[WaiterT]):
         return self._queues
 
     def __iter__(self) -> Iterator[WaiterT]:
-        for queue in self._queues.values():
-            yield from queue.all
+        for found in self._queues.values():
+            if isinstance(found, _Queue):
+                yield from found.all
+            else:
+                yield found
 
     def count(self, key: Hashable) -> int:
         """How many waiters a key has."""
-        queue = self._queues.get(key)
-        return 0 if queue is None else len(queue.all)
+        found = self._queues.get(key)
+        if isinstance(found, _Queue):
+            return len(found.all)
+        return 0 if found is None else 1
 
     def add(self, waiter: WaiterT) -> None:
         """Add a waiter; it is the last of its key."""
         waiter.order = next(self._orders)
-        queue = self._queues.get(waiter.key)
-        if queue is None:
-            queue = self._queues[waiter.key] = _Queue()
-        queue.all[waiter] = None
-        codes, common = _place(waiter)
-        for code in codes:
-            queue.by_code.setdefault(code, {}).setdefault(common, {})[waiter] = None
+        found = self._queues.setdefault(waiter.key, waiter)
+        if found is waiter:
+            return
+        if not isinstance(found, _Queue):
+            single, found = found, _Queue()
+            found.add(single)
+            self._queues[waiter.key] = found
+        found.add(waiter)
 
     def remove(self, waiter: WaiterT) -> None:
         """Remove a waiter that was added and not removed since."""
-        queue = self._queues[waiter.key]
-        del queue.all[waiter]
-        if not queue.all:
+        found = self._queues[waiter.key]
+        if isinstance(found, _Queue) and len(found.all) > 1:
+            found.remove(waiter)
+        else:
             del self._queues[waiter.key]
-            return
-        codes, common = _place(waiter)
-        for code in codes:
-            groups = queue.by_code[code]
-            group = groups[common]
-            del group[waiter]
-            if not group:
-                del groups[common]
-                if not groups:
-                    del queue.by_code[code]
 
     def passing(
         self, key: Hashable, tags_code: int | None, properties: bytes | None
     ) -> list[WaiterT]:
         """The waiters whose filters a message passes (:func:`passes`), in the order of arrival."""
-        queue = self._queues.get(key)
-        if queue is None:
+        found = self._queues.get(key)
+        if found is None:
             return []
+        if not isinstance(found, _Queue):
+            return [found] if passes(found, tags_code, properties) else []
         if tags_code is None:
-            return [waiter for waiter in queue.all if passes(waiter, None, properties)]
-        groups = list(_passing_groups(queue, tags_code, properties))
+            return [waiter for waiter in found.all if passes(waiter, None, properties)]
+        groups = list(_passing_groups(found, tags_code, properties))
         if len(groups) == 1:
             return list(groups[0])
-        found = {waiter: None for group in groups for waiter in group}
-        return sorted(found, key=_order)
+        waiters = {waiter: None for group in groups for waiter in group}
+        return sorted(waiters, key=_order)
 
     def first_passing(
         self, key: Hashable, tags_code: int | None, properties: bytes | None
     ) -> WaiterT | None:
         """The waiter of :meth:`passing` that came first; None if there is none."""
-        queue = self._queues.get(key)
-        if queue is None:
+        found = self._queues.get(key)
+        if found is None:
             return None
+        if not isinstance(found, _Queue):
+            return found if passes(found, tags_code, properties) else None
         if tags_code is None:
-            return next((each for each in queue.all if passes(each, None, properties)), None)
-        firsts = (next(iter(group)) for group in _passing_groups(queue, tags_code, properties))
+            return next((each for each in found.all if passes(each, None, properties)), None)
+        firsts = (next(iter(group)) for group in _passing_groups(found, tags_code, properties))
         return min(firsts, key=_order, default=None)
 
 

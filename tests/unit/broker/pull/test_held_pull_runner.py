@@ -147,6 +147,24 @@ async def test_idle_pulls_need_one_timer_and_no_work_until_the_first_is_due() ->
     assert world.watch.turns == -(-10_000 // WAKES_PER_TURN)
 
 
+async def test_a_timer_stays_when_its_pull_wakes_and_comes_again() -> None:
+    world = World()
+    world.hold(0)
+    timer = world.runner._timer
+    for _ in range(3):
+        await world.clock.advance(1)
+        await world.arrive(0)
+        assert not len(world.runner.held)
+        world.hold(0)
+        assert world.runner._timer is timer
+    await world.clock.advance(WAIT_MS / 1000 - 3)  # when the first pull was due
+    assert len(world.runner.held) == 1
+    assert world.peer.events.count("queue 0") == 3
+    await world.clock.advance(3)
+    assert world.peer.events.count("queue 0") == 4
+    assert world.clock.timer_count == 0
+
+
 async def test_the_results_of_one_wake_up_are_sent_together() -> None:
     world = World()
     for queue_id in range(4):

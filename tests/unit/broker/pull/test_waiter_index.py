@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skylark.broker.pull.waiter_index import CODES_MAX, Waiter, WaiterIndex, passes
+from skylark.broker.pull.waiter_index import CODES_MAX, Waiter, WaiterIndex, _Queue, passes
 from skylark.core.hashing import java_hash
 from skylark.filter.sql_eval import compile_sql
 from skylark.filter.tag import TagFilter, parse_tags
@@ -84,6 +84,7 @@ def test_nothing_is_left_of_waiters_that_are_gone() -> None:
         index.add(waiter)
         index.remove(waiter)
     (queue,) = index._queues.values()
+    assert isinstance(queue, _Queue)
     assert queue.by_code == {java_hash("a"): {None: {stays: None}}}
     index.remove(stays)
     assert not index.keys
@@ -112,6 +113,7 @@ def test_a_filter_of_very_many_tags_has_one_entry_and_is_asked_once(monkeypatch:
     for _ in range(100):
         index.add(Waiter(key="queue", tags=tags))
     (queue,) = index._queues.values()
+    assert isinstance(queue, _Queue)
     assert [len(groups) for groups in queue.by_code.values()] == [1]
     asked = []
     matches = TagFilter.matches
