@@ -9,7 +9,7 @@ group_operations   consumer groups (connected_clients: members; consumer_progres
 offset_operations  offsets of queues and groups (offset_reset_plan: resets)
 cluster_stats      clusters, brokers, rates, replication
 message_operations messages by id, key, offset, time (message_lookup, queue_merge, trace_query)
-dlq                dead letters (redrive: a run; dead_letter_sender: one message)
+dlq                dead letters (redrive: a run; redrive_sender: one message)
 server_settings    settings of brokers and name servers, key-value table, write permission
 explain            why a message was or was not consumed (explain_checks: the single checks)
 apply              topics and groups from a file: plan, changes, undo

@@ -20,7 +20,6 @@ from typing import Final
 import msgspec
 
 from skylark.admin.admin_session import Operations, masters_of
-from skylark.admin.dead_letter_sender import Destination
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import few_at_a_time
 from skylark.admin.queue_merge import QueueRange, merged, queue_messages
@@ -32,6 +31,7 @@ from skylark.admin.redrive import (
     resume_at,
     session_group,
 )
+from skylark.admin.redrive_sender import Destination
 from skylark.admin.topic_operations import Topics
 from skylark.admin.topic_queues import committed_offset, topic_stats
 from skylark.client.core.argument_checks import checks_arguments

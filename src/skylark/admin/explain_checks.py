@@ -16,11 +16,11 @@ import msgspec
 
 from skylark.admin.admin_session import Session, masters_of
 from skylark.admin.connected_clients import Members, Subscription, running_info
-from skylark.admin.dead_letter_sender import REDRIVEN_FROM
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import few_at_a_time
 from skylark.admin.group_operations import GroupDescription
 from skylark.admin.message_lookup import copies_in, pull_one, silence
+from skylark.admin.redrive_sender import REDRIVEN_FROM
 from skylark.admin.topic_queues import committed_offset
 from skylark.admin.trace_query import message_trace
 from skylark.client.consumer.pop.pop_source import ANY_QUEUE

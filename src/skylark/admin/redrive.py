@@ -1,6 +1,6 @@
 """A redrive run: sends the dead letters of a group again, each once, and counts the results.
 
-:mod:`skylark.admin.dead_letter_sender` sends a single one. A run over all dead letters of a group
+:mod:`skylark.admin.redrive_sender` sends a single one. A run over all dead letters of a group
 commits its progress, for a separate consumer group (:func:`progress_group`), every
 :data:`COMMIT_EVERY` messages and at its end, also after an error; the next run continues there. It
 never commits past a message that failed or did not match the filter: messages after it that were
@@ -21,8 +21,8 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from skylark.admin.admin_session import Session
-from skylark.admin.dead_letter_sender import DeadLetterSender, Destination, Letter, restore
 from skylark.admin.queue_merge import QueueRange, queue_messages
+from skylark.admin.redrive_sender import DeadLetterSender, Destination, Letter, restore
 from skylark.admin.topic_queues import commit_offset, committed_offset
 from skylark.client.core.broker_calls import make_request
 from skylark.client.core.client_message import MessageExt

@@ -566,7 +566,7 @@ class ClientService(Protocol):
         """The members of a consumer group; raises BrokerError if it has none."""
 
     def check_filter(self, peer: Peer, group: str, subscription: SubscriptionData | None) -> None:
-        """Raise BrokerError or FilterSyntaxError if the broker cannot apply a group's filter."""
+        """Raise FilterSyntaxError for an invalid filter, BrokerError if only tags are enabled."""
 
 
 class TopicService(Protocol):

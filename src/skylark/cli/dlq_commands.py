@@ -105,7 +105,7 @@ def show(context: CliContext, group: str, limit: int) -> None:
     "--to",
     type=click.Choice(["topic", "group"]),
     default="topic",
-    help="Send to the original topic (all its groups), or only to this group as retries.",
+    help="topic: to the original topic, for all its groups; group: to this group only, as retries.",
 )
 @click.option(
     "--rate", type=click.FloatRange(min=0, min_open=True), help="Maximum messages per second."

@@ -39,7 +39,12 @@ LOOK_INTERVAL_S = 0.02
     type=click.Path(file_okay=False, path_type=Path),
     help="Data folder of the cluster.  [default: the running one]",
 )
-@click.option("--all", "every", is_flag=True, help="Stop all clusters that are found.")
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="Stop the cluster on the default data folder and all detached --ephemeral ones.",
+)
 @click.option("--timeout", metavar="TIME", default="60s", help="How long to wait.")
 @click.pass_context
 def command(ctx: click.Context, data: Path | None, every: bool, timeout: str) -> None:

@@ -69,7 +69,8 @@ COMMANDS: dict[str, LazyCommand] = {
         "skylark.cli.ping:command", "Check whether name servers and brokers respond."
     ),
     "pipeline": LazyCommand(
-        "skylark.cli.pipeline_commands:command", "Run the pipelines of a YAML file on Spark."
+        "skylark.cli.pipeline_commands:command",
+        "Check, plan, run, monitor and reset the Spark pipelines of a YAML file.",
     ),
     "produce": LazyCommand("skylark.cli.produce:command", "Send messages to a topic."),
     "store": LazyCommand(
@@ -126,7 +127,7 @@ def _add_global_options(command: click.Command) -> None:
         expose_value=False,
         callback=_choose_output,
         hidden=is_group,
-        help="Output format.  [default: table]",
+        help="Format of the printed result.  [default: table]",
     )
     output(command)
     if isinstance(command, click.Group):
@@ -232,7 +233,7 @@ def _report(ctx: click.Context, error: Exception) -> NoReturn:
     "output_format",
     type=click.Choice(FORMATS),
     default="table",
-    help="Output format. You can give --output and -n before or after the command.",
+    help="Format of the printed result. You can give --output and -n before or after the command.",
 )
 @namesrv_option
 @click.option(

@@ -41,7 +41,7 @@ MOVE_COLUMNS = {
 
 @click.group("pipeline")
 def command() -> None:
-    """Run the pipelines of a YAML file on Spark."""
+    """Check, plan, run, monitor and reset the Spark pipelines of a YAML file."""
 
 
 #: All pipelines of a file, or some.

@@ -479,7 +479,11 @@ def _plain_message(common: Common, body: bytes, number: int) -> Message:
 
 
 def _json_message(common: Common, line: bytes, number: int) -> Message:
-    """The message of a JSON line; missing fields come from the options."""
+    """Parse a line of ``--jsonl`` into a message.
+
+    The options give tag and keys if the line has none, and further properties; the topic is always
+    that of the command.
+    """
     import json
     from dataclasses import fields
 

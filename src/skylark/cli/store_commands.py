@@ -183,7 +183,7 @@ def _plain(value: object, root: Path) -> object:
     "body_form",
     type=click.Choice(["base64", "text", "none"]),
     default="base64",
-    help="Format of bodies; compressed ones are decompressed.",
+    help="Format of bodies, which are decompressed; for --what records only.",
 )
 @click.pass_obj
 def dump(

@@ -52,7 +52,7 @@ UPDATE_COLUMNS: Columns = {
 }
 
 cluster_option = click.option("--cluster", help="Only on the brokers of this cluster.")
-broker_option = click.option("--broker", help="Only on this broker.")
+broker_option = click.option("--broker", help="Only on this broker, by name or address.")
 
 
 @click.group("topic")

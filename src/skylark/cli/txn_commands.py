@@ -31,7 +31,7 @@ def command() -> None:
 @click.option("--all", "with_done", is_flag=True, help="Also completed and abandoned batches.")
 @click.pass_obj
 def list_batches(context: CliContext, with_done: bool) -> None:
-    """List the batches that are not completed."""
+    """List the batches that are neither completed nor abandoned."""
     from datetime import UTC, datetime
 
     from skylark.spark.exactly_once import txn_admin

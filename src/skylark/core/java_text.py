@@ -6,7 +6,10 @@ from decimal import Decimal
 
 
 def java_double(value: float) -> str:
-    """``Double.toString`` with the fewest digits: plain from 1e-3 to below 1e7, else ``1.0E10``."""
+    """Format a number as Java's ``Double.toString`` does, with the fewest digits.
+
+    Zero and absolute values from 1e-3 to below 1e7 have no exponent; others look like ``1.0E10``.
+    """
     if value == 0 or 1e-3 <= abs(value) < 1e7:
         return repr(value)
     sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()

@@ -121,7 +121,7 @@ class In(Node, frozen=True):
 class TextMatch(Node, frozen=True):
     """CONTAINS, STARTSWITH, ENDSWITH: false if the operand is not a string, with and without NOT.
 
-    With an empty needle the operand is not evaluated.
+    With an empty needle the result is false, and the operand is not evaluated.
     """
 
     test: TextTest

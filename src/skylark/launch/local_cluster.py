@@ -85,7 +85,7 @@ class Cluster:
 
     @property
     def brokers(self) -> dict[str, Address]:
-        """Name -> address of the running brokers."""
+        """Name -> address of the brokers that became ready; a dead one stays until its restart."""
         if self._broker is not None:
             return {self._options.broker_names[0]: within_reach(self._broker.address)}
         return {

@@ -1,4 +1,4 @@
-"""Broker registrations: their content, what is stored, and which of two registrations wins.
+"""Broker registrations: their fields, the entries kept in memory, and which of two wins.
 
 A broker sends REGISTER_BROKER with its *whole* table of topics when it starts and every 30 s, and
 with a *single* topic (sometimes a few) after that topic was created or changed. Each contains the
@@ -15,13 +15,16 @@ does not depend on the order. Five rules in addition to Java's:
    known, unless the whole table that made it known is newer.
 2. **Late.** Each topic has the version of its registration. For :data:`IN_FLIGHT_MS` an older
    version on the same connection neither changes nor deletes it, nor does a whole table of the same
-   version if the topic came alone. After that time a broker that really went back is believed.
-3. **Silent.** Where Java compares only versions, the content is compared as well. Wiped permissions
-   survive this, because they are stored apart from the registered ones.
-4. **Gap.** A single topic advances the known version only if it is the next change. Otherwise the
-   known version stays, so that the next whole table, or QUERY_DATA_VERSION, shows what is missing.
-5. **Part.** Only a whole table may delete topics (``deleteTopicWithBrokerRegistration``). Every
-   broker has a topic with its own name; a table without it is not whole.
+   version if the topic came alone. After that time an older version is accepted: its store was
+   restored.
+3. **Same version.** A topic with other content is stored even if its version is known; Java
+   ignores it. A wiped write permission stays: it is stored apart from the registered one.
+4. **Gap.** A single topic advances the known version by one change at most, n topics by n.
+   Otherwise the known version stays, so that the next whole table, or QUERY_DATA_VERSION, shows
+   what is missing.
+5. **Part.** Only a whole table may delete topics (``deleteTopicWithBrokerRegistration``). A table
+   of one topic is not whole; nor is one without the topic that has the broker's name, which every
+   broker has, once that topic is known.
 
 Versions are compared componentwise: a broker whose store was deleted restarts its counter, with a
 later time stamp, and is not "older".

@@ -105,9 +105,9 @@ def _same_topics(left: dict[str, list[str]], right: dict[str, list[str]]) -> boo
 
 
 class DelayOffsetTable(ConfigTable, kw_only=True):
-    """``delayOffset.json``: delay level to the next queue offset of the schedule topic.
+    """``delayOffset.json``: for each delay level, the offset of the next message to deliver.
 
-    The last two members are Skylark's; :mod:`skylark.broker.delay.delay_progress` describes them.
+    ``log_offset`` and ``runs`` are Skylark's: see :mod:`skylark.broker.delay.delay_progress`.
     """
 
     data_version: DataVersion = DataVersion()

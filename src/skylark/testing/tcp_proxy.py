@@ -311,7 +311,10 @@ class _Link:
             source.transport.pause_reading()
 
     def flow_ended(self, direction: Direction) -> None:
-        """Everything before an end of file has been passed on: pass that on, too."""
+        """Forward the end of file of a direction, after all of its bytes.
+
+        When both directions have ended, close both sockets.
+        """
         transport = self.sink(direction).transport
         if all(flow.ended for flow in self.flows.values()):
             self.end(reset=False)

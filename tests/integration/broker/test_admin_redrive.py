@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from skylark.admin.admin_client import Admin
-from skylark.admin.dead_letter_sender import REDRIVEN_FROM
 from skylark.admin.errors import NotFoundError
 from skylark.admin.redrive import RedriveProgress, progress_group
+from skylark.admin.redrive_sender import REDRIVEN_FROM
 from skylark.admin.topic_queues import commit_offset
 from skylark.client.core.client_message import Message
 from skylark.core.errors import (
@@ -249,7 +249,7 @@ async def test_a_run_gives_up_when_nothing_can_be_sent(tmp_path: Path) -> None:
             raise ConnectError("nobody there")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("skylark.admin.dead_letter_sender.DeadLetterSender.send", nobody)
+            patch.setattr("skylark.admin.redrive_sender.DeadLetterSender.send", nobody)
             report = await admin.dlq.redrive(GROUP)
             letters = [letter async for letter in admin.dlq.messages(GROUP)]
             by_hand = await admin.dlq.redrive(GROUP, messages=letters)

@@ -146,7 +146,7 @@ class ClientService:
         return client_ids
 
     def check_filter(self, _peer: Peer, _group: str, subscription: SubscriptionData | None) -> None:
-        """Raise BrokerError or FilterSyntaxError if the broker cannot apply a filter."""
+        """Raise FilterSyntaxError for an invalid filter, BrokerError if only tags are enabled."""
         if subscription is None or (kind := subscription.expression_type) in TAG_TYPES:
             return
         if not self._live.current.enable_property_filter:

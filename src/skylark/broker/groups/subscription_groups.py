@@ -173,7 +173,7 @@ class GroupTable:
     # --- for slaves and the disk ---
 
     def page(self, request: PageRequest) -> SubscriptionGroupWrapper:
-        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201); the total to be answered is ``len(table)``."""
+        """The body of a response to 201 (GET_ALL_SUBSCRIPTIONGROUP_CONFIG): a page, or all."""
         config = self._live.current
         groups, bans = self._groups, self._bans
         if config.enable_split_metadata and not request.is_whole:

@@ -448,9 +448,10 @@ class PopState:
         return True
 
     def _write(self, held: Held) -> None:
-        """Write a check-point with the acks it has, its parts first; raises BrokerError.
+        """Write a check-point with its ack bits, after those of its parts; raises BrokerError.
 
-        Each record is put alone, and counts when it is stored: the next attempt goes on behind it.
+        A part is a message that got an invisible time of its own. Each record is one put: after a
+        BrokerError the next attempt writes only the missing ones.
         """
         queue_id = held.revive_queue_id
         for part in tuple(held.parts or ()):

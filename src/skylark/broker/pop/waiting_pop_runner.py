@@ -14,11 +14,15 @@ deadline. At the deadline it runs for a last time.
 Every message whose offset is a multiple of ``popLongPollingForceNotifyInterval`` (800) wakes a
 request whatever its filter, so that the offset of a group with a narrow filter moves on. So does
 every message in a retry topic.
+
+Floods are bounded as those of held pulls (:mod:`skylark.broker.pull.held_pull_runner`): per turn of
+the loop so many messages are looked at as :data:`ARRIVALS_PER_TURN` and ``SECONDS_PER_TURN`` allow.
+Beyond :data:`ARRIVALS_MAX` waiting messages only the last of each queue is kept, which wakes a
+request whatever its filter.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -28,6 +32,7 @@ from skylark.broker.api import Peer, Pending
 from skylark.broker.pop.queue_order import ANY_QUEUE
 from skylark.broker.pop.waiting_pops import WaitingPops
 from skylark.broker.pull.held_request_runner import (
+    SECONDS_PER_TURN,
     WAKES_PER_TURN,
     HeldRequest,
     HeldRequestRunner,
@@ -40,6 +45,8 @@ from skylark.store.reput import Arrival
 
 #: Messages of one turn that are looked at; the others wait for the next turn.
 ARRIVALS_PER_TURN: Final = 1_000
+#: Messages that wait to be looked at.
+ARRIVALS_MAX: Final = 10_000
 #: Waiting ends so long before the deadline, as in Java: the answer has to travel.
 EARLY_MS: Final = 50
 
@@ -73,7 +80,11 @@ class WaitingPopRunner(HeldRequestRunner[WaitingPops]):
         #: Every message whose offset is a multiple of this wakes a request; 0: none does.
         self.force_interval = 0
         self._arrivals: deque[Arrival] = deque()
+        #: By topic and queue: the last of the messages that :attr:`_arrivals` has no room for.
+        self._grown: dict[tuple[str, int], Arrival] = {}
         self._wakes_soon = False
+        self._wakes_left = 0  # in this turn
+        self._turn_end = 0.0
 
     def _outcome(self, held: HeldRequest) -> object:
         return self._run(held)
@@ -124,42 +135,59 @@ class WaitingPopRunner(HeldRequestRunner[WaitingPops]):
 
     def arrived(self, arrival: Arrival) -> None:
         """Wake the requests that wait for a new message; called by the store."""
-        if self.held.has_consumers(arrival.topic):
+        if not self.held.has_consumers(arrival.topic):
+            return
+        if len(self._arrivals) < ARRIVALS_MAX:
             self._arrivals.append(arrival)
-            self._wake_soon()
+        else:
+            self._grown[arrival.topic, arrival.queue_id] = arrival
+        self._wake_soon()
 
     def _wake_soon(self) -> None:
         if not self._wakes_soon:
             self._wakes_soon = True
-            asyncio.get_running_loop().call_soon(self._wake)
+            self._loop.call_soon(self._wake)
 
     def _wake(self) -> None:
+        """Wake the requests of the messages that have arrived, as many as one turn allows."""
         self._wakes_soon = False
-        self._watch.read(self._clock.monotonic())
-        wakes_left = WAKES_PER_TURN
-        arrivals = self._arrivals
-        for _ in range(min(len(arrivals), ARRIVALS_PER_TURN)):
-            if wakes_left <= 0:
+        began = self._clock.monotonic()
+        self._watch.read(began)
+        self._wakes_left, self._turn_end = WAKES_PER_TURN, began + SECONDS_PER_TURN
+        for _ in range(ARRIVALS_PER_TURN):
+            self._wake_for_next()
+            if not (self._arrivals or self._grown) or not self._may_wake():
                 break
-            wakes_left -= self._wake_for(arrivals.popleft(), wakes_left)
         self._send_results()
-        if arrivals:
+        if self._arrivals or self._grown:
             self._wake_soon()
         self._arm()
         self._watch.served(goes_on=False)
 
-    def _wake_for(self, arrival: Arrival, now_max: int) -> int:
-        """Run the requests that a message wakes, so many now and the others soon; how many."""
+    def _may_wake(self) -> bool:
+        """Whether this turn may look at one more message, and run one more request."""
+        return self._wakes_left > 0 and self._clock.monotonic() < self._turn_end
+
+    def _wake_for_next(self) -> None:
+        if self._arrivals:
+            arrival = self._arrivals.popleft()
+            offset = arrival.next_offset - 1
+            is_forced = self.force_interval > 0 and offset % self.force_interval == 0
+            self._wake_for(arrival, passes_filters=is_forced)
+        elif self._grown:
+            # Whether the messages before it pass the filters is unknown: the requests find out.
+            self._wake_for(self._grown.popitem()[1], passes_filters=True)
+
+    def _wake_for(self, arrival: Arrival, *, passes_filters: bool) -> None:
+        """Wake one request of each group for a message: some run now, the others soon."""
         offset = arrival.next_offset - 1
-        is_forced = self.force_interval > 0 and offset % self.force_interval == 0
-        count = 0
         for topic, group in self.held.consumers(arrival.topic):
             is_retry = topic != arrival.topic
             queues: Iterable[int] = (ANY_QUEUE, arrival.queue_id)
             if is_retry:  # pops of every queue read it
                 queues = self.held.queues(topic, group)
             known: tuple[int | None, bytes | None] = (None, None)  # passes every filter
-            if not is_forced and not is_retry:
+            if not passes_filters and not is_retry:
                 known = (arrival.tags_code, arrival.properties)
             for queue_id in queues:
                 if self._is_taken(arrival.topic, group, arrival.queue_id, offset):
@@ -167,13 +195,12 @@ class WaitingPopRunner(HeldRequestRunner[WaitingPops]):
                 held = self.held.wake_one(topic, group, queue_id, *known)
                 if held is None:
                     continue
-                count += 1
-                if count <= now_max:
+                if self._may_wake():
+                    self._wakes_left -= 1
                     self._run_with_others(held)
                 else:
                     self._woken.append(held)
                     self._run_soon()
-        return count
 
     def _run_again(self, held: HeldRequest) -> None:
         peer, request, pending = held

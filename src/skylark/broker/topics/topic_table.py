@@ -342,7 +342,7 @@ class TopicTable:
         )
 
     def page(self, request: PageRequest) -> TopicConfigAndMappingSerializeWrapper:
-        """GET_ALL_TOPIC_CONFIG (21); the total to be answered is ``len(table)``."""
+        """The body of a response to 21 (GET_ALL_TOPIC_CONFIG): a page of the topics, or all."""
         config = self._config
         table = self._topics
         if config.enable_split_metadata and not request.is_whole:

@@ -68,7 +68,7 @@ class Control:
         return False
 
     def check(self) -> None:
-        """Raise ClientStateError if the loop would never answer."""
+        """Raise ClientStateError in a forked child, or when the interpreter is ending."""
         self.check_process()
         if self.has_ended:
             raise ClientStateError("the interpreter is ending", hint=ENDED_HINT)

@@ -29,7 +29,7 @@ class Namespace(msgspec.Struct, frozen=True):
         return unwrap_namespace(self.name, name) if self.name else name
 
     def wrap_queue(self, queue: MessageQueue) -> MessageQueue:
-        """The queue with the topic that brokers know."""
+        """The queue with its topic in the namespace (``ns%topic``), as brokers know it."""
         if not self.name:
             return queue
         return msgspec.structs.replace(queue, topic=self.wrap(queue.topic))

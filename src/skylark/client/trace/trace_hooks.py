@@ -108,7 +108,7 @@ class ProducerTraceHook:
 
 
 class ConsumerTraceHook:
-    """Traces handler calls, from several threads."""
+    """Traces the handler calls of a consumer; several threads may call it."""
 
     def __init__(self, sink: TraceSink, clock: TimeSource, request_ids: UniqueIdGenerator) -> None:
         self._sink = sink

@@ -1,6 +1,6 @@
 """Administration of exactly-once sinks, for ``skylark txn``: list, abandon, settle, forget, repair.
 
-* **list** batches that are decided and not done, undecided, or abandoned.
+* **list** batches that are undecided, or decided and not done; or all batches.
 * **abandon** a sink whose driver will never return: its undecided half messages are rolled back,
   and a driver that returns nevertheless cannot commit them.
 * **settle** by hand which batch is the last one in the topic, where log and memory cannot say it.

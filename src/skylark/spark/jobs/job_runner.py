@@ -66,7 +66,7 @@ Report: TypeAlias = Callable[[JobProgress], object]
 
 
 class StreamTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals of one run of a streaming query."""
+    """What one run of a streaming query did: rows, batches, seconds, last lag, if stopped."""
 
     rows: int
     batches: int  #: that had rows

@@ -11,13 +11,20 @@ from typing import Any, NamedTuple
 import pytest
 
 from skylark.broker.api import Pending
-from skylark.broker.pop.waiting_pop_runner import WaitingPopRunner
+from skylark.broker.pop.waiting_pop_runner import (
+    ARRIVALS_MAX,
+    ARRIVALS_PER_TURN,
+    WaitingPopRunner,
+)
 from skylark.broker.pull.due_times import TAKEN_MAX
-from skylark.broker.pull.held_request_runner import WAKES_PER_TURN, HeldRequest
+from skylark.broker.pull.held_request_runner import (
+    SECONDS_PER_TURN,
+    WAKES_PER_TURN,
+    HeldRequest,
+)
 from skylark.filter.tag import parse_tags
 from skylark.store.reput import Arrival
-from skylark.testing.virtual_clock import VirtualClock
-from tests.support.turn_watch import CountingWatch
+from tests.support.turn_watch import CountingWatch, WorkingClock, turn_growth
 from tests.unit.broker.fake_endpoint import FakePeer
 
 WAIT_MS = 15_000
@@ -35,8 +42,11 @@ class Request(NamedTuple):
 class World:
     """A runner whose requests take all messages of a group, or none."""
 
+    #: How long a pop runs, and how long it takes to look at a message.
+    pop_s = arrival_s = 0.0
+
     def __init__(self) -> None:
-        self.clock = VirtualClock()
+        self.clock = WorkingClock()
         self.watch = CountingWatch()
         self.ran: list[Request] = []
         self.taken: set[str] = set()
@@ -49,9 +59,19 @@ class World:
             watch=self.watch,
         )
         self.runner.held.count_max = self.runner.held.per_key_max = 100_000
+        self.seen = 0  # messages that were looked at
+        held: Any = self.runner.held
+        self._consumers = held.consumers
+        held.consumers = self._look
+
+    def _look(self, topic: str) -> Any:
+        self.seen += 1
+        self.clock.worked_s += self.arrival_s
+        return self._consumers(topic)
 
     def _run(self, held: HeldRequest) -> object:
         request: Request = held.request
+        self.clock.worked_s += self.pop_s
         self.ran.append(request)
         if not self.finds_messages:
             self._hold(held, WAIT_MS)
@@ -228,3 +248,52 @@ async def test_requests_that_wake_each_other_do_not_crowd_a_turn() -> None:
         await asyncio.sleep(0)
         sizes.append(len(world.ran) - before)
     assert max(sizes) <= 2
+
+
+FOUR_PER_TURN_S = SECONDS_PER_TURN / 3.5
+
+
+@pytest.mark.parametrize(
+    ("arrival_s", "per_turn"), [(0.0, ARRIVALS_PER_TURN), (FOUR_PER_TURN_S, 4)]
+)
+async def test_a_flood_of_arrivals_gives_way_after_its_share(
+    arrival_s: float, per_turn: int
+) -> None:
+    world = World()
+    world.arrival_s = arrival_s
+    world.hold(tags="other")
+    for _ in range(3 * per_turn):
+        world.arrive(tags="a")
+    world.arrive(tags="other")
+    assert await turn_growth(lambda: world.seen) == [per_turn] * 3 + [1]
+    assert len(world.ran) == 1
+
+
+async def test_pops_that_take_long_give_way_after_their_share() -> None:
+    world = World()
+    world.pop_s = FOUR_PER_TURN_S
+    for number in range(10):
+        world.hold(f"g{number}")
+    world.arrive()
+    sizes = await turn_growth(lambda: len(world.ran))
+    assert max(sizes) == 4
+    assert sum(sizes) == 10
+
+
+async def test_of_too_many_arrivals_the_last_of_each_queue_is_kept() -> None:
+    world = World()
+    for group in ("g", "h"):
+        world.hold(group, tags="other")
+    for _ in range(ARRIVALS_MAX):
+        world.arrive(queue_id=0, tags="a")
+    await turn_growth(lambda: world.seen)
+    assert world.ran == []
+    for _ in range(ARRIVALS_MAX):
+        world.arrive(queue_id=0, tags="a")
+    for _ in range(100):
+        world.arrive(queue_id=1, tags="a")
+    world.seen = 0
+    await turn_growth(lambda: world.seen)
+    # Whether one of the last hundred passes is unknown, so a request of each group finds out.
+    assert [request.consumer_group for request in world.ran] == ["g", "h"]
+    assert world.seen == ARRIVALS_MAX + 1

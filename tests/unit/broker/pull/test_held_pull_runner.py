@@ -16,11 +16,10 @@ from skylark.broker.pull.held_request_runner import SECONDS_PER_TURN, WAKES_PER_
 from skylark.broker.pull.pull_checks import PullFilter
 from skylark.filter.tag import TagFilter
 from skylark.store.reput import Arrival
-from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import ResponseCode
 from skylark.wire.headers.pull import PullMessageRequestHeader
-from tests.support.turn_watch import CountingWatch
+from tests.support.turn_watch import CountingWatch, WorkingClock, turn_growth
 from tests.unit.broker.fake_endpoint import FakePeer
 
 WAIT_MS = 15_000
@@ -38,15 +37,6 @@ class BatchingPeer(FakePeer):
 
     def end_results(self) -> None:
         self.events.append("end")
-
-
-class WorkingClock(VirtualClock):
-    """Time also passes while code works."""
-
-    worked_s = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.worked_s
 
 
 class World:
@@ -89,16 +79,6 @@ class World:
         for queue_id in queue_ids:
             self.runner.arrived(Arrival("T", queue_id, 1, 0, 0, b""))
         await self.clock.drain()
-
-    async def turns(self, read: Callable[[], int]) -> list[int]:
-        """By how much a number grows in each turn of the loop, until it stays as it is."""
-        growth: list[int] = []
-        while True:
-            before = read()
-            await asyncio.sleep(0)  # one turn
-            if read() == before:
-                return growth
-            growth.append(read() - before)
 
 
 def calls_of(work: Callable[[], object]) -> int:
@@ -204,7 +184,7 @@ async def test_a_flood_of_arrivals_gives_way_after_its_share(
     for offset in range(1, 3 * per_turn + 1):
         world.runner.arrived(Arrival("T", 0, offset, 5, 0, b""))
     world.runner.arrived(Arrival("T", 0, 3 * per_turn + 1, 7, 0, b""))
-    assert await world.turns(lambda: world.seen) == [per_turn] * 3 + [1]
+    assert await turn_growth(lambda: world.seen) == [per_turn] * 3 + [1]
     assert world.peer.events == ["begin", "queue 0", "end"]
 
 
@@ -220,7 +200,7 @@ async def test_pulls_that_take_long_give_way_after_their_share() -> None:
     def done() -> int:
         return sum(event in pulls for event in world.peer.events)
 
-    assert await world.turns(done) == [4, 4, 2]
+    assert await turn_growth(done) == [4, 4, 2]
     assert [event for event in world.peer.events if event in pulls] == pulls
     assert world.peer.events[-1] == "end"
 
@@ -233,7 +213,7 @@ async def test_of_too_many_arrivals_only_the_queues_are_kept() -> None:
         world.runner.arrived(Arrival("T", 0, offset, 5, 0, b""))
     for offset in range(1, 100):
         world.runner.arrived(Arrival("T", 1, offset, 5, 0, b""))
-    await world.turns(lambda: world.seen)
+    await turn_growth(lambda: world.seen)
     # Whether one of the last messages passes is unknown, so this pull wakes and finds out.
     assert world.peer.events == ["begin", "queue 1", "end"]
     assert world.seen == ARRIVALS_MAX + 1

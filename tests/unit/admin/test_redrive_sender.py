@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from skylark.admin.dead_letter_sender import REDRIVEN_FROM, restore
 from skylark.admin.errors import NotFoundError
+from skylark.admin.redrive_sender import REDRIVEN_FROM, restore
 from skylark.wire.message import MessageRecord, decode_record, encode_record, pack_host
 from skylark.wire.properties import encode_properties
 
