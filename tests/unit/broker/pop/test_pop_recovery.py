@@ -24,7 +24,7 @@ from skylark.testing.memory_net import MemoryNetwork
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.pop_records import CheckPoint, decode_ack
 from tests.unit.broker.pop.pop_client import PopClient, Popped, fill, popping
-from tests.unit.broker.stored import Stored, in_place, texts
+from tests.unit.broker.stored import Stored, await_flushes, in_place, texts
 
 OFFSETS_FILE: Final = "store/config/consumerOffset.json"
 
@@ -43,6 +43,7 @@ async def after_crash(
     )
     await broker.start()
     world = Stored(broker, clock, network)
+    await_flushes(world)  # pops and copies wait for the disk
     try:
         yield PopClient(world)
     finally:
