@@ -151,3 +151,13 @@ async def test_a_check_point_that_the_timer_cannot_take_is_not_kept(tmp_path: Pa
         assert (await client.change(message, 62_000)).code == 1
         await client.ack_all([message])
         assert client.committed() == 1
+
+
+async def test_a_lower_limit_of_the_timer_keeps_what_was_popped_before(tmp_path: Path) -> None:
+    """A check-point in memory may lie beyond the new limit when it is written."""
+    async with merging(tmp_path) as client:
+        bodies = await fill(client, 1)
+        assert len(await client.pop(invisibleTime=120_000)) == 1
+        client.world.context.live.update("timerMaxDelaySec=20", 0)
+        assert await pop_for(client, 110) == []
+        assert [message.body for message in await pop_for(client, 30)] == bodies
