@@ -1,6 +1,6 @@
-"""Streaming queries whose driver, workers and broker are killed: 20 runs of six kills each.
+"""Streaming queries whose driver, workers and servers are killed: 20 runs of five kills each.
 
-``make crash PART=spark``; ``SEEDS=a-b`` chooses other seeds. Eight consecutive runs kill everyone
+``make crash PART=spark``; ``SEEDS=a-b`` chooses other seeds. Sixteen consecutive runs kill everyone
 once at every step. What must hold is in :mod:`tests.support.spark_storm`, how a series goes on
 where it ended in :mod:`tests.support.crash_series`.
 """
@@ -19,7 +19,7 @@ from tests.support.spark_storm import StormResult, run_storm, troubles_of
 pytestmark = pytest.mark.crash
 
 SERIES = Series("spark", StormResult, range(1, 21))
-KILLS = 6
+KILLS = 5
 
 
 @pytest.mark.timeout(3 * 3600)  # all runs together; each of them has deadlines of its own

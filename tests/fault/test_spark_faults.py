@@ -1,4 +1,4 @@
-"""Streaming queries whose driver, workers and broker are killed, short form; ``make crash
+"""Streaming queries whose driver, workers and servers are killed, short form; ``make crash
 PART=spark`` runs the long one. What must hold is in :mod:`tests.support.spark_storm`.
 """
 
@@ -21,6 +21,7 @@ from tests.interop.ours import SkylarkBroker, SkylarkNamesrv
 from tests.interop.process import poll_until
 from tests.support.spark_storm import (
     TROUBLES,
+    VICTIMS,
     Stored,
     StormResult,
     check_rows,
@@ -54,10 +55,19 @@ def test_a_storm_fails_if_an_acknowledged_message_is_not_in_the_source() -> None
             check_rows(keys, source, wrong, plain)
 
 
-def test_everyone_is_killed_at_every_step_in_eight_runs() -> None:
-    runs = [troubles_of(seed, long_form.KILLS) for seed in range(1, 9)]
+def test_everyone_is_killed_at_every_step_in_sixteen_runs() -> None:
+    runs = [troubles_of(seed, long_form.KILLS) for seed in range(1, 17)]
     assert sorted(trouble for run in runs for trouble in run) == sorted(TROUBLES)
     assert all(len({victim for victim, _ in run}) > 1 for run in runs)
+
+
+def test_a_series_kills_a_hundred_times_and_often_between_decision_and_done() -> None:
+    seeds = long_form.SERIES.seeds
+    kills = [trouble for seed in seeds for trouble in troubles_of(seed, long_form.KILLS)]
+    assert len(kills) == 100
+    between = {"decision stored", "end", "ended", "done"}
+    assert sum(step in between for _, step in kills) >= 20
+    assert {victim for victim, step in kills if step in between} == set(VICTIMS)
 
 
 def test_the_summary_of_a_series() -> None:
@@ -75,7 +85,8 @@ def test_the_summary_of_a_series() -> None:
         for seed in (1, 2, 3)
     ]
     assert long_form.summary(runs) == (
-        "3 runs, 18 kills (broker 7, driver 7, worker 4) at 18 places, 300 rows in 180 s;"
+        "3 runs, 15 kills (broker 2, driver 3, namesrv 3, resolver 3, worker 4) at 15 places,"
+        " 300 rows in 180 s;"
         " 6 queries started again, 6 rows repeated, slowest recovery 0.3 s"
     )
 

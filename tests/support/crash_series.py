@@ -63,7 +63,7 @@ class Series(Generic[ResultT]):
     ) -> None:
         """``seeds``: those that are run if nobody chooses others."""
         self._result_type = result_type
-        self._seeds = seeds
+        self.seeds = seeds
         self._ledger = Ledger(folder / f"{part}.jsonl")
         self._commit = commit
 
@@ -80,7 +80,7 @@ class Series(Generic[ResultT]):
         commit = self._commit()
         results = self.finished(commit)
         print()
-        for seed in seeds or self._seeds:
+        for seed in seeds or self.seeds:
             if seed in results:
                 continue
             place = folder / str(seed)

@@ -1,4 +1,4 @@
-"""Two streaming queries whose driver, Python workers and broker are killed: one seeded run.
+"""Two streaming queries whose driver, Python workers and servers are killed: one seeded run.
 
 A driver in a separate process (:mod:`tests.support.spark_storm_driver`) reads one topic and
 writes two, one at least once, one exactly once. For each trouble a plan is laid out
@@ -28,8 +28,8 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -38,7 +38,6 @@ from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.client.core.broker_calls import BrokerCalls, open_caller
 from skylark.core.errors import SkylarkError
 from skylark.core.names import HALF_TOPIC, TRANSACTION_GROUP
-from skylark.spark.resolver import Resolver
 from skylark.sync import Admin, Producer
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import PullSysFlag
@@ -63,7 +62,8 @@ from tests.support.spark_storm_steps import (
 )
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-VICTIMS: Final = ("worker", "broker", "driver")
+SERVERS: Final = ("broker", "namesrv", "resolver")
+VICTIMS: Final = ("worker", "driver", *SERVERS)
 #: Everyone at every step.
 TROUBLES: Final = tuple(
     (victim, step) for victim in VICTIMS for step in (*READ_STEPS, *WRITE_STEPS, *COMMIT_STEPS)
@@ -158,6 +158,22 @@ class _DriverProcess(ManagedProcess):
         self.failures += sum(line.startswith("failed ") for line in self.waiting_lines())
 
 
+class _ResolverProcess(ManagedProcess):
+    def __init__(self, namesrv: str, folder: Path) -> None:
+        super().__init__("resolver", folder=folder)
+        self._namesrv = namesrv
+
+    def command(self) -> list[str]:
+        program = [sys.executable, "-m", "tests.interop.leashed"]
+        return [*program, "txn", "resolver", "-n", self._namesrv]
+
+    def environment(self) -> Mapping[str, str]:
+        return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def wait_ready(self) -> None:
+        self.wait_for_line("ready ")
+
+
 class Storm:
     """One run."""
 
@@ -169,6 +185,9 @@ class Storm:
         self._namesrv = SkylarkNamesrv(folder=folder / "namesrv")
         address = f"127.0.0.1:{self._namesrv.settings['listenPort']}"
         self._broker = SkylarkBroker(address, BROKER_SETTINGS, folder=folder / "broker")
+        resolver = _ResolverProcess(address, folder / "resolver")
+        servers = (self._broker, self._namesrv, resolver)
+        self._servers: dict[str, ManagedProcess] = dict(zip(SERVERS, servers, strict=True))
         self._options = ClientOptions(
             namesrv=address, route_interval=0.2, heartbeat_interval=0.5, metrics=False
         )
@@ -186,7 +205,7 @@ class Storm:
         with ExitStack() as stack:
             stack.enter_context(self._namesrv)
             stack.enter_context(self._broker)
-            stack.enter_context(resolving(self._options))
+            stack.enter_context(self._servers["resolver"])
             self._create_topics()
             producer = stack.enter_context(Producer("storm", self._options, batching=False))
             stack.enter_context(self._driver)
@@ -217,16 +236,18 @@ class Storm:
 
     def _make_trouble(self, number: int, victim: str, step: str, producer: Producer) -> None:
         count = self._rng.randint(1, COUNT_MAX[self._is_single]) if step in MANY else 1
-        plan = Plan(number=number, victim=victim, step=step, count=count, broker=self._broker.pid)
+        server = self._servers.get(victim)
+        pid = 0 if server is None else server.pid
+        plan = Plan(number=number, victim=victim, step=step, count=count, pid=pid)
         put_file(self._folder / PLAN_FILE, plan)
         self._send(producer)
         fired = fired_file(self._folder, number)
         poll_until(fired.exists, timeout_s=FIRED_WITHIN_S, what=f"{victim} killed at {step}")
         self._hits[f"{victim} at {step}"] += 1
         killed_at = time.monotonic()
-        if victim == "broker":
-            self._broker.kill()  # it is dead, or dies this moment
-            self._broker.start()
+        if server is not None:
+            server.kill()  # it is dead, or dies this moment
+            server.start()
         elif victim == "driver":
             self._driver.wait(STOPPED_WITHIN_S)
             self._driver.count_failures()
@@ -345,18 +366,6 @@ async def stored_records(address: str, topic: str) -> list[Stored]:
 def difference(found: Counter[bytes], wanted: Counter[bytes]) -> str:
     """What is too much and too little."""
     return f"too many: {dict(found - wanted)}, too few: {dict(wanted - found)}"
-
-
-@contextmanager
-def resolving(options: ClientOptions) -> Iterator[Resolver]:
-    """A resolver in this process."""
-    portal = shared_portal()
-    resolver = Resolver(options)
-    portal.call(resolver.start())
-    try:
-        yield resolver
-    finally:
-        portal.call(resolver.stop())
 
 
 def run_storm(seed: int, troubles: Sequence[tuple[str, str]], folder: Path) -> StormResult:

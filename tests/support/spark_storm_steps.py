@@ -7,7 +7,7 @@ the so-manieth time renames it, so that it happens once, and kills whom the plan
 
     worker   itself: a task, or the process that plans, reads offsets or commits for the driver
     driver   the JVM, the Python program that started it, and itself
-    broker   the broker; the step goes on without it
+    others   a server: broker, namesrv or resolver; the step goes on without it
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Plan(msgspec.Struct, kw_only=True):
     victim: str
     step: str
     count: int  #: the step is reached for this time, in all processes together
-    broker: int  #: process id
+    pid: int = 0  #: of the server, if the victim is one
 
 
 class Driver(msgspec.Struct, kw_only=True):
@@ -119,8 +119,8 @@ def reached(step: str) -> None:
         (folder / PLAN_FILE).rename(fired_file(folder, plan.number))
     except FileNotFoundError:
         return  # another process was faster
-    if plan.victim == "broker":
-        os.kill(plan.broker, signal.SIGKILL)
+    if plan.pid:
+        os.kill(plan.pid, signal.SIGKILL)
         return
     if plan.victim == "driver":
         driver = msgspec.json.decode((folder / DRIVER_FILE).read_bytes(), type=Driver)
