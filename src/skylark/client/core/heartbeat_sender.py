@@ -38,7 +38,7 @@ from skylark.client.core.broker_calls import BrokerCalls, HeartbeatAnswer
 from skylark.client.core.route_cache import MASTER_ID, RouteTable
 from skylark.client.metrics import ClientMetrics
 from skylark.core.clock import Clock
-from skylark.core.errors import ConfigError, SkylarkError, TransportError
+from skylark.core.errors import ConfigError, GoAwayError, SkylarkError, TransportError
 from skylark.core.lifecycle import Tasks, join
 from skylark.core.names import parse_address
 from skylark.wire.bodies.heartbeat import (
@@ -175,6 +175,9 @@ class Heartbeats:
         self._opening: set[str] = set()  # addresses with a heartbeat that waits for a connection
         self._reconnecting: set[str] = set()
         self._silent: set[str] = set()  # addresses whose failure was logged
+        #: Addresses that answered GO_AWAY on a new connection, too: to open another one at once
+        #: would bring the same answer, so they get their next heartbeat after a pause.
+        self._sent_away: set[str] = set()
         #: Frame version of each broker's last answer; read from any thread.
         self.versions: dict[str, int] = {}
 
@@ -230,7 +233,9 @@ class Heartbeats:
             logger.log(level, "cannot send a heartbeat to %s: %s", address, error)
             self._count(address, taken=False)
             self._silent.add(address)
-            if isinstance(error, TransportError):
+            if isinstance(error, GoAwayError):
+                self._sent_away.add(address)
+            if isinstance(error, (TransportError, GoAwayError)):
                 self._begin_reconnect(address, RECONNECT_INTERVAL_S)
             return False
         except Exception:  # such as an error of a hook; the other brokers get theirs
@@ -239,6 +244,7 @@ class Heartbeats:
             return False
         finally:
             self._opening.discard(address)
+        self._sent_away.discard(address)
         if address in self._silent:
             self._silent.discard(address)
             logger.info("broker %s accepts heartbeats again", address)
@@ -256,6 +262,7 @@ class Heartbeats:
         for address in addresses:
             self._plan.forget(address)
             self._silent.discard(address)
+            self._sent_away.discard(address)
             self.versions.pop(address, None)
 
     # ---- connection events ---------------------------------------------------------------------
@@ -267,7 +274,9 @@ class Heartbeats:
         self._plan.forget(target)
         if target in self._opening:
             self._opening.discard(target)  # the heartbeat that opened it is its first
-        else:  # also during another heartbeat, which uses a connection that is being closed
+        elif (
+            target not in self._sent_away
+        ):  # also during another heartbeat, which uses a connection that is being closed
             self._tasks.spawn(self._send_first(target), name=f"heartbeat {target}")
 
     async def _send_first(self, target: str) -> None:
@@ -289,13 +298,16 @@ class Heartbeats:
     async def _reconnect(self, target: str, pause_s: float) -> None:
         try:
             await self._clock.sleep(pause_s)
-            while target in self._targets() and not self._link().connected(target):
+            while target in self._targets() and self._needs_heartbeat(target):
                 if await self.send_to(target):
                     self._rebalance()
                     return
                 await self._clock.sleep(RECONNECT_INTERVAL_S)
         finally:
             self._reconnecting.discard(target)
+
+    def _needs_heartbeat(self, target: str) -> bool:
+        return target in self._sent_away or not self._link().connected(target)
 
     def _targets(self) -> list[str]:
         whole = self._whole()

@@ -12,7 +12,7 @@ from skylark.client.core.heartbeat_sender import HeartbeatPlan, heartbeat_target
 from skylark.core.clock import yield_once
 from skylark.core.errors import RequestTimeoutError
 from skylark.wire.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
-from skylark.wire.codes import RequestCode
+from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body
 from tests.unit.client.scripted import ScriptedServer
@@ -248,4 +248,25 @@ async def test_a_broker_that_is_down_delays_nobody_and_is_told_of_once(
             if r.levelname == "WARNING" and "cannot send a heartbeat" in r.message
         ]
         assert len(told) == 1
+        await w.finish(server.stop())
+
+
+async def test_a_broker_that_always_goes_away_is_asked_now_and_then(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        server = ScriptedServer(w.network, w.clock)
+        server.serve_route("T", a=await server.start("127.0.0.1", 20911))
+        async with w.client(namesrv=server.address) as instance:
+            await instance.register_producer(FakeProducer("p", "T"))
+            await instance.refresh_route("T")
+            server.answer(RequestCode.HEART_BEAT, ResponseCode.GO_AWAY)
+            assert not await instance.heartbeat_all()
+            before = len(beats(server))
+            await w.clock.advance(seconds=10)
+            # One a second, each sent twice: the second time on a new connection.
+            assert 1 <= len(beats(server)) - before <= 2 * 11
+            server.answer_ok(RequestCode.HEART_BEAT)
+            await w.clock.advance(seconds=2)
+            count = len(beats(server))
+            await w.clock.advance(seconds=5)
+            assert len(beats(server)) == count
         await w.finish(server.stop())
