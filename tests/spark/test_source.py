@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+import skylark
 from skylark import ClientOptions, Message
 from skylark.admin.blocking_admin import Admin
 from skylark.core.clock import SystemClock
@@ -171,6 +172,41 @@ def test_mistakes_are_one_sentence(site: Site) -> None:
     assert (find_cause(caught.value) or "").startswith(
         "topic nosuch does not exist: create it with"
     )
+    assert_few_frames(caught.value)
+
+
+def assert_few_frames(error: PySparkException) -> None:
+    """Spark shows the frames of the source to its user, twice: one of ours is enough."""
+    frames = [line for line in str(error).splitlines() if line.startswith("  File ")]
+    ours = [line for line in frames if str(Path(skylark.__file__).parent) in line]
+    assert len(ours) <= 1, frames
+    assert "direct cause" not in str(error)
+
+
+def count_rows(spark: SparkSession, folder: Path, given: dict[str, str]) -> None:
+    spark.read.format("rocketmq").options(**given).load().count()
+
+
+def stream_rows(spark: SparkSession, folder: Path, given: dict[str, str]) -> None:
+    rows = spark.readStream.format("rocketmq").options(**given).load().writeStream.format("parquet")
+    folders = {"path": str(folder / "rows"), "checkpointLocation": str(folder / "checkpoint")}
+    query = rows.options(**folders).trigger(availableNow=True).start()
+    query.awaitTermination(RUN_WITHIN_S)
+
+
+@pytest.mark.parametrize("read", [count_rows, stream_rows])
+def test_a_name_server_that_is_not_there_is_one_sentence(
+    spark: SparkSession,
+    tmp_path: Path,
+    read: Callable[[SparkSession, Path, dict[str, str]], None],
+) -> None:
+    given = {"nameServer": "127.0.0.1:1", "topic": "T", "outageTimeout": "1s"}
+    with pytest.raises(PySparkException) as caught:
+        read(spark, tmp_path, given)
+    assert (find_cause(caught.value) or "").startswith(
+        "no name server responds: no connection to 127.0.0.1:1: nothing listens there"
+    )
+    assert_few_frames(caught.value)
 
 
 @pytest.mark.spec("spark.9.8")

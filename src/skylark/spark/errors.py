@@ -1,21 +1,28 @@
 """Errors of the connector, and :func:`find_cause`, which finds them inside Spark exceptions.
 
 An error in a Python source reaches the user as text of a Spark exception, after the stack trace of
-the process that raised it. :func:`find_cause` returns its message.
+the process that raised it. :func:`find_cause` returns its message. :func:`few_frames` keeps that
+trace short where the user has to change an option or a server, and no code.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Callable, Collection
+from functools import wraps
+from typing import Final, ParamSpec, TypeVar
 
+from skylark.admin.errors import NotFoundError
+from skylark.client.blocking.caller_errors import ABOUT_SERVERS, without_frames
 from skylark.client.errors import Missing
 from skylark.core.errors import ClientError
 from skylark.wire.bodies.common_body import MessageQueue
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 _OURS: Final = re.compile(r"^(?:\w+: )?skylark(?:\.\w+)*\.(\w+Error): (.+)$", re.MULTILINE)
 
@@ -43,6 +50,23 @@ class WorkerStartError(ClientError):
 
     Spark waits 10 seconds for a worker of a streaming source, and no setting changes that.
     """
+
+
+def few_frames(method: Callable[P, T]) -> Callable[P, T]:
+    """Decorator of methods that Spark calls: errors about servers lose the frames of the client.
+
+    Spark prints all frames of such an error and of its causes, twice, above its message. They go to
+    the log at debug level.
+    """
+
+    @wraps(method)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except (*ABOUT_SERVERS, NotFoundError) as error:
+            raise without_frames(error) from error.__cause__
+
+    return called
 
 
 def queue_name(queue: MessageQueue) -> str:

@@ -53,7 +53,7 @@ from skylark.core.errors import (
     TransportError,
 )
 from skylark.spark.cluster_client import Cluster, shared_cluster
-from skylark.spark.errors import queue_recreated, queues_withdrawn
+from skylark.spark.errors import few_frames, queue_recreated, queues_withdrawn
 from skylark.spark.source.input_partitions import StoreFinder, plan_partitions
 from skylark.spark.source.offset_planning import (
     BatchPlan,
@@ -104,6 +104,7 @@ class BatchReader(DataSourceReader):
         if value_type is not None:
             self._value_type = value_type
 
+    @few_frames
     def partitions(self) -> Sequence[InputPartition]:
         """The ranges to read, by the offsets that brokers report now; raises SkylarkError."""
         return ask_cluster(self._options, self._plan)
@@ -201,6 +202,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMinRows(options.offsets_per_trigger_min)
         return ReadAllAvailable()
 
+    @few_frames
     def initialOffset(self) -> dict[str, Any]:
         """The start of a new stream, resolved once."""
         if self._initial is None:
@@ -211,12 +213,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._initial = StreamOffset(start, fresh=True)
         return encode_offset(self._initial)
 
+    @few_frames
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of this run: messages that are stored later are not read."""
         snapshot = self._take_snapshot({})
         self._snapshot = snapshot
         self._target = {queue: bounds.high for queue, bounds in snapshot.bounds.items()}
 
+    @few_frames
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch; ``start`` itself if there is nothing to read."""
         begin = decode_offset(start)
@@ -262,6 +266,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = {queue: bounds.high for queue, bounds in self._snapshot.bounds.items()}
         return encode_offset(StreamOffset({**self._start, **ends}))
 
+    @few_frames
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The ranges between two offsets; the end of the first batch also has its start."""
         first, last = decode_offset(start), decode_offset(end)

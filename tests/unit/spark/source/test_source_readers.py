@@ -7,8 +7,10 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar, cast
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from skylark.core.errors import ClientError, NoNameServerError
+from skylark.admin.errors import NotFoundError
+from skylark.core.errors import ClientError, NoNameServerError, SkylarkError
 from skylark.spark.cluster_client import Cluster
 from skylark.spark.outages import OutageError
 from skylark.spark.source import queue_bounds, source_readers
@@ -120,3 +122,29 @@ def test_a_batch_read_waits_too(cluster: FakeCluster) -> None:
         environ={},
     )
     assert len(BatchReader(options, ["body"]).partitions()) == 4
+
+
+@pytest.mark.parametrize("error", [NoNameServerError("away"), NotFoundError("no topic")])
+def test_an_error_about_servers_has_no_frames_of_the_client(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, error: SkylarkError
+) -> None:
+    async def fail(topic: str) -> TopicRouteData | None:
+        raise error from ConnectionRefusedError("a cause that the message tells")
+
+    monkeypatch.setattr(cluster.session, "find_route", fail)
+    given = {"nameserver": "h:1", "topic": "T", "fetchoffset.numretries": "0"}
+    batch = BatchReader(source_options(given, streaming=False, environ={}), ["body"])
+    stream = reader(**given)
+    for method, arguments in (
+        (batch.partitions, ()),
+        (stream.initialOffset, ()),
+        (stream.prepareForTriggerAvailableNow, ()),
+        (stream.latestOffset, (offset(1, 1), ReadAllAvailable())),
+        (stream.partitions, (offset(1, 1), offset(5, 5))),
+    ):
+        with pytest.raises(type(error)) as caught:
+            method(*arguments)
+        _here, *below = caught.traceback
+        assert len(below) == 1, caught.traceback
+        assert caught.value.__cause__ is None
+        assert caught.value.__suppress_context__
