@@ -36,12 +36,11 @@ from typing import Any, Final, Generic, TypeVar, TypeVarTuple, final
 
 from skylark.client.blocking.caller_errors import ABOUT_SERVERS, without_frames
 from skylark.client.core.control_loop import (
-    ENDED_HINT,
     Handover,
     PerProcess,
     in_control_thread,
 )
-from skylark.client.core.threads import DaemonExecutor, LoopThread
+from skylark.client.core.threads import DaemonExecutor, LoopThread, interpreter_ending
 from skylark.core.errors import ClientStateError
 from skylark.net.event_loop import new_event_loop
 
@@ -136,7 +135,7 @@ class EventLoopThread:
                 hint="hooks must not call clients; hand the work to another thread",
             )
         if self._thread.has_ended or sys.is_finalizing():
-            raise ClientStateError("the interpreter is ending", hint=ENDED_HINT)
+            raise interpreter_ending()
 
     @property
     def is_current(self) -> bool:

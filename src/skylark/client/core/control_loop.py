@@ -31,7 +31,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple, final
 
-from skylark.client.core.threads import LoopThread
+from skylark.client.core.threads import LoopThread, interpreter_ending
 from skylark.core.errors import ClientStateError
 from skylark.net.event_loop import new_event_loop
 
@@ -41,8 +41,6 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 THREAD_NAME: Final = "skylark-control"
-#: What to do about a call at the end of the interpreter.
-ENDED_HINT: Final = "stop clients before the program ends, or in a function of atexit"
 _this_thread = threading.local()
 
 
@@ -71,7 +69,7 @@ class Control:
         """Raise ClientStateError in a forked child, or when the interpreter is ending."""
         self.check_process()
         if self.has_ended:
-            raise ClientStateError("the interpreter is ending", hint=ENDED_HINT)
+            raise interpreter_ending()
 
     def check_process(self) -> None:
         """Raise ClientStateError in a forked child."""

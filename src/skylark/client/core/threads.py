@@ -25,6 +25,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 
+from skylark.core.errors import ClientStateError
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -46,6 +48,14 @@ def _end_loops() -> None:
 # Functions of atexit are called in reverse order. Registered here, when the module is imported,
 # this one is called after those of applications, which may still stop their clients.
 atexit.register(_end_loops)
+
+
+def interpreter_ending() -> ClientStateError:
+    """The error for calls that no loop will run any more."""
+    return ClientStateError(
+        "the interpreter is ending",
+        hint="stop clients before the program ends, or in a function of atexit",
+    )
 
 
 async def call_in_thread(function: Callable[[*Ts], T], *args: *Ts) -> T:
@@ -180,13 +190,23 @@ class LoopThread:
         name: str,
         prepare: Callable[[], object] | None = None,
     ) -> None:
-        """``prepare`` is called first, in the thread."""
+        """``prepare`` is called first, in the thread.
+
+        Raises ClientStateError where the interpreter starts no threads any more: Python 3.12 starts
+        none in functions of :mod:`atexit`, other versions do.
+        """
         self.loop = loop
         self.has_ended = False  #: or is about to
         self._prepare = prepare
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            loop.close()
+            if "shutdown" in str(error):
+                raise interpreter_ending() from None
+            raise  # the system has no thread left
         _loop_threads.append(self)
 
     @property

@@ -12,7 +12,13 @@ import threading
 
 import pytest
 
-from skylark.client.core.threads import DaemonExecutor, SerialThread, call_in_thread
+from skylark.client.core.threads import (
+    DaemonExecutor,
+    LoopThread,
+    SerialThread,
+    call_in_thread,
+)
+from skylark.core.errors import ClientStateError
 
 WAIT_S = 10
 
@@ -158,6 +164,26 @@ def test_a_loop_ends_before_the_interpreter_destroys_it() -> None:
         print(shared_loop_thread().call_plain(int), asyncio.run(on_control()))
     """)
     assert lines[-4:] == ["0 done", "[]", "the interpreter is ending", "the interpreter is ending"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "sentence"),
+    [
+        ("can't create new thread at interpreter shutdown", ClientStateError, "is ending"),
+        ("can't start new thread", RuntimeError, "can't start new thread"),
+    ],
+)
+def test_a_loop_whose_thread_cannot_start_is_closed(
+    monkeypatch: pytest.MonkeyPatch, text: str, kind: type[Exception], sentence: str
+) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    loop = asyncio.new_event_loop()
+    with pytest.raises(kind, match=sentence):
+        LoopThread(loop, "never-begun")
+    assert loop.is_closed()
 
 
 def test_a_client_may_be_stopped_at_exit() -> None:
