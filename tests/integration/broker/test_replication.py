@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -75,6 +76,23 @@ async def test_a_slave_has_the_log_the_topics_and_the_offsets_of_its_master(
         await until(lambda: place.slave.features.store.reader.max_offset("T", 0) == 25)
         found = await place.pull(place.slave)
         assert bodies(found) == [b"m%d" % number for number in range(25)]
+
+
+async def test_a_slave_that_lost_its_topics_has_those_of_its_master_again(tmp_path: Path) -> None:
+    async with pair(tmp_path) as place:
+        await place.start_master()
+        await fill(place, 3)
+        assert await place.commit(place.master, 2) == 0
+        await place.start_slave()
+        await place.followed()
+        await place.stop("slave")
+        shutil.rmtree(tmp_path / "slave" / "store" / "config")
+        await place.start_slave()
+        await place.followed()
+        assert bodies(await place.pull(place.slave)) == [b"m0", b"m1", b"m2"]
+        assert place.committed(place.slave) == 2
+        await place.stop("slave")
+        assert (tmp_path / "slave" / "store" / "config" / "topics.json").exists()
 
 
 @pytest.mark.spec("store.12.45")

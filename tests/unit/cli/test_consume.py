@@ -248,7 +248,11 @@ def test_the_reader_of_a_pipe_goes_away(shell: Shell) -> None:
         running.process.stdout = None
 
 
-@pytest.mark.parametrize("arguments", [(), ("--group", "readers")], ids=["alone", "group"])
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("--group", "readers"), ("--group", "poppers", "--pop")],
+    ids=["alone", "group", "pop"],
+)
 def test_the_reader_of_a_pipe_goes_away_and_nothing_comes(
     shell: Shell, arguments: tuple[str, ...]
 ) -> None:

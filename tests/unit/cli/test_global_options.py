@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from skylark.cli.main import cli
+from skylark.cli.output import FORMATS
 from tests.unit.cli.shell import NOWHERE, Shell
 
 
@@ -53,3 +56,33 @@ def test_a_broker_takes_the_name_server_from_before(shell: Shell) -> None:
     assert "namesrvAddr=10.1.2.3:9876\n" in shown.stdout
     shown = invoke("-n", "10.1.2.3:9876", "broker", "-p", "-n", "10.1.2.4:9876")
     assert "namesrvAddr=10.1.2.4:9876\n" in shown.stdout
+
+
+def leaves(group: click.Group, *words: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command that does something, with the words that call it."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from leaves(command, *words, name)
+        else:
+            yield " ".join([*words, name]), command
+
+
+def test_every_command_takes_them_after_its_words() -> None:
+    without_namesrv = set()
+    for path, command in leaves(cli):
+        options = {name: each for each in command.params for name in each.opts}
+        output = options["--output"].type
+        assert isinstance(output, click.Choice), path
+        assert tuple(output.choices) == FORMATS, path
+        if "-n" not in options:
+            without_namesrv.add(path)
+    assert without_namesrv == {
+        *("completion", "demo", "down", "up"),
+        *(
+            f"pipeline {name}" for name in ("check", "plan", "reset", "run", "status")
+        ),  # in the file
+        *(f"store {name}" for name in ("check", "dump", "rebuild-config")),
+    }

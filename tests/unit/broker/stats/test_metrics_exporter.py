@@ -223,6 +223,10 @@ async def test_clients_and_their_lag(world: Stored) -> None:
     producers = 'rocketmq_producer_connections{language="python",version="v5_5_0"'
     assert samples[f'{producers},protocol_type="remoting"}}'] == 2
     await member.leave()
+    await world.call(RequestCode.UNREGISTER_CLIENT, {"clientID": "p", "producerGroup": "pg"})
+    samples = await scrape(world)
+    assert consumers not in samples  # series are given back with their clients
+    assert samples[f'{producers},protocol_type="remoting"}}'] == 1  # the group of the library
 
 
 async def test_groups_whose_members_disagree_are_shown(world: Stored) -> None:

@@ -169,15 +169,16 @@ async def another_process(w: World) -> AsyncIterator[None]:
         yield
 
 
-@pytest.mark.parametrize("make", [push, lite, pop])
+@MAKES
 async def test_an_id_that_another_process_has_is_refused(
     tmp_path: Path, make: Callable[..., Consumer], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with nothing_there(tmp_path) as w:
         await servers_come(w)
         consumer = make(w, instance_name="same")
-        client_id = "127.0.0.1@same@STREAM" if make is lite else "127.0.0.1@same"
-        async with w.client(client_id, stream=make is lite) as other:
+        pulls = make in (lite, classic)
+        client_id = "127.0.0.1@same@STREAM" if pulls else "127.0.0.1@same"
+        async with w.client(client_id, stream=pulls) as other:
             await w.finish(other.refresh_route("T"))
             await w.finish(other.register_consumer(FakeConsumer("g", "T")))
             await w.finish(other.heartbeat_all(whole=True))

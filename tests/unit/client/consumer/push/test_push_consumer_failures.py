@@ -468,9 +468,10 @@ async def test_after_an_error_handlers_that_hang_are_looked_for_again(
 LEFT_BEHIND: ContextVar[bytes | None] = ContextVar("left_behind", default=None)
 
 
+@pytest.mark.parametrize("orderly", [False, True])
 @pytest.mark.parametrize("plain", [False, True])
 async def test_context_variables_of_a_handler_are_not_seen_by_the_next(
-    tmp_path: Path, plain: bool
+    tmp_path: Path, plain: bool, orderly: bool
 ) -> None:
     async with push_world(tmp_path) as w:
         await w.send_many(20)
@@ -487,7 +488,7 @@ async def test_context_variables_of_a_handler_are_not_seen_by_the_next(
             found.append(LEFT_BEHIND.get())
             LEFT_BEHIND.set(message.body)
 
-        consumer.subscribe("T", handle_plainly if plain else handle)
+        consumer.subscribe("T", handle_plainly if plain else handle, orderly=orderly)
         async with consuming(w, consumer):
             await w.until(lambda: consumer.stats.consumed == 20)
         assert found == [None] * 20

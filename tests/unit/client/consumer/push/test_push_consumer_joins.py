@@ -66,6 +66,22 @@ async def test_a_member_that_joins_an_idle_group_repeats_nothing(tmp_path: Path)
         assert handled.repeated == []
 
 
+async def test_a_member_that_leaves_an_idle_group_repeats_nothing(tmp_path: Path) -> None:
+    async with push_world(tmp_path, QUEUES) as w:
+        handled = Handled(w)
+        first, second = handled.member("a"), handled.member("b")
+        await w.start(first)
+        await w.start(second)
+        await w.clock.advance(seconds=5)
+        await handled.send(0, 80)
+        await w.clock.advance(seconds=1)
+        assert len(handled) == 80
+        await w.finish(first.stop())
+        await w.clock.advance(seconds=30)
+        assert len(second.assignment) == QUEUES + 1  # and that of its retries
+        assert handled.repeated == []
+
+
 async def test_offsets_are_saved_when_a_queue_runs_dry(tmp_path: Path) -> None:
     async with push_world(tmp_path) as w:
         handled = Handled(w)
