@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+import pytest
+
 from skylark.broker.admin.refused_requests import REFUSED
 from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.codes import RequestCode
 from tests.interop import mqadmin_commands
 from tests.interop.broker_scenarios.table import CPP, JAVA_4, JAVA_5, Scenario
+from tests.support.long_runs import read_ledger
 from tools import compatibility
-from tools.compatibility import LATER, REFUSAL, WORKS, Evidence
+from tools.compatibility import LATER, NO_RUN, REFUSAL, WORKS, Evidence
 
 
 def test_the_document_is_up_to_date() -> None:
@@ -100,7 +104,28 @@ def test_a_refusal_shows_nothing() -> None:
     codes = compatibility.collect().codes
     for code in (RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.END_TRANSACTION):
         assert not any("store.12.45" in shown for shown in codes[code])
+    assert codes[RequestCode.SET_MESSAGE_REQUEST_MODE] == {"replay", "interop queues_and_modes"}
     assert "replay" in codes[RequestCode.GET_BROKER_CONFIG]  # another answer, and no refusal
+
+
+def test_what_rests_on_a_part_without_a_passing_run_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs = {part: run for part, run in read_ledger().items() if part != ("interop", "timer")}
+    mqadmin = ("interop", "mqadmin")
+    runs[mqadmin] = msgspec.structs.replace(runs[mqadmin], failed=1)
+    monkeypatch.setattr(compatibility, "read_ledger", lambda: runs)
+    text = compatibility.document()
+    assert f"| `addWritePerm` | works | `test_write_permission_of_a_broker`{NO_RUN} |" in text
+    assert "| `make interop PART=timer` | no run is recorded |" in text
+    assert "All cells" not in text  # of the clients, whose part has passed
+    monkeypatch.setattr(compatibility, "read_ledger", dict)
+    assert f"All cells{NO_RUN}." in compatibility._clients()
+    evidence = compatibility.collect()
+    shown = set().union(*evidence.codes.values(), *evidence.commands.values())
+    interop = {each for each in shown if each.startswith(("interop", "`test_"))}
+    assert len(interop) > 50
+    assert interop == {each for each in shown if each.endswith(NO_RUN)}
 
 
 def test_states() -> None:
