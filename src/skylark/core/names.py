@@ -437,7 +437,8 @@ def resolve_namesrv(
                 raise ConfigError(f"name server from {source}: {error}") from error
     raise ConfigError(
         "no name server is given",
-        hint=f'pass ClientOptions(namesrv="{LOCAL_NAMESRV}"), or set {NAMESRV_VARIABLE_DOCUMENTED}',
+        hint=f'pass ClientOptions(namesrv="{LOCAL_NAMESRV}"), or set {NAMESRV_VARIABLES[0]} or'
+        f" {NAMESRV_VARIABLE_DOCUMENTED}",
     )
 
 

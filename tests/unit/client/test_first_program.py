@@ -47,7 +47,7 @@ def test_a_program_without_an_address_ends_with_what_is_missing(
     lines = done.stderr.splitlines()
     assert lines[-1].endswith(
         "ConfigError: no name server is given:"
-        ' pass ClientOptions(namesrv="127.0.0.1:9876"), or set NAMESRV_ADDR'
+        ' pass ClientOptions(namesrv="127.0.0.1:9876"), or set SKYLARK_NAMESRV or NAMESRV_ADDR'
     )
     ours = Path(skylark.__file__).parent
     assert sum(f'File "{ours}' in line for line in lines) <= 2, done.stderr

@@ -347,7 +347,8 @@ def test_order_of_name_server_sources() -> None:
     assert resolved() == ("ROCKETMQ_NAMESRV_ADDR", "r:1")
     environ.clear()
     assert resolved() == ("default", "127.0.0.1:9876")
-    with pytest.raises(ConfigError, match=r"no name server is given: pass .* or set NAMESRV_ADDR"):
+    hint = "pass .*, or set SKYLARK_NAMESRV or NAMESRV_ADDR"
+    with pytest.raises(ConfigError, match=f"no name server is given: {hint}"):
         names.resolve_namesrv(None, environ)
 
 
