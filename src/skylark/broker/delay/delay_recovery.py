@@ -115,7 +115,7 @@ def _find_copies(store: MessageStore, start: int) -> Counter[DeliveryKey]:
     copies: Counter[DeliveryKey] = Counter()
     scan = LogScan(store.log.files, start)
     while (columns := scan.next(store.log.max_offset)) is not None:
-        for row in _rows_with_destination(columns):
+        for row in rows_with(columns, _REAL_TOPIC_ITEM):
             record = decode_record(columns.buffer, int(columns.position[row]))
             key = delivery_key(record)
             if key is not None and key.topic == record.topic.encode():
@@ -123,15 +123,15 @@ def _find_copies(store: MessageStore, start: int) -> Counter[DeliveryKey]:
     return copies
 
 
-def _rows_with_destination(columns: RecordColumns) -> list[int]:
-    """Records that contain the name REAL_TOPIC: delayed, timed and half messages, and copies."""
+def rows_with(columns: RecordColumns, item: bytes) -> list[int]:
+    """Records with these bytes, such as the name of a property and its separator."""
     content = bytes(columns.buffer)
     rows: dict[int, None] = {}
-    found = content.find(_REAL_TOPIC_ITEM)
+    found = content.find(item)
     while found >= 0:
         row = int(columns.position.searchsorted(found, "right")) - 1
         rows[row] = None
-        found = content.find(_REAL_TOPIC_ITEM, found + 1)
+        found = content.find(item, found + 1)
     return [row for row in rows if row >= 0]
 
 

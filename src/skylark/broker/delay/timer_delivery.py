@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import enum
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from skylark.broker.delay.timer_copies import CopyKey, TimerCopies
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.send.message_policy import NO_DESTINATIONS
 from skylark.broker.send.message_writer import MessageWriter, copy_of
@@ -69,6 +70,8 @@ class Delivery:
     _stats: BrokerStats
     _clock: TimeSource
     _tried: tuple[int, int] = (-1, 0)  # log offset of the message that failed last, and how often
+    #: Copies that a crash has left: they are not made again.
+    copies: TimerCopies = field(default_factory=TimerCopies)
 
     def record(self, log_offset: int, size: int) -> MessageRecord | None:
         """The message of a unit or queue entry; None if the log does not have it."""
@@ -133,6 +136,8 @@ class Delivery:
             if topic in NO_DESTINATIONS:
                 return _drop(record, f"{topic} is not allowed")
             queue_id = int(text)
+        if self.copies and self.copies.take(CopyKey.of(record, properties, topic, queue_id)):
+            return Outcome.DELIVERED
         try:
             result = self._writer.put_own(copy_of(record, topic, queue_id), properties)
         except BrokerError as error:  # its delay level is no number

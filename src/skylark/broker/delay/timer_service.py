@@ -19,10 +19,10 @@ every message that is due meanwhile. A message of which no copy can be made is s
 counted.
 
 **On disk.** State goes to disk ``timerFlushIntervalMs`` after a change, and the checkpoint follows
-when the commit log has on disk what was delivered. So after a crash the messages of the last
-seconds are delivered again. An orderly stop delivers nothing twice
-(:mod:`skylark.store.timer.timer_recovery`): it finishes the current slot while the store still
-takes messages, and saves the state after the log is on disk.
+when the commit log has on disk what was delivered. So after a crash messages of the last seconds
+count as waiting; those whose copies are in the log are not delivered again
+(:mod:`skylark.broker.delay.timer_copies`). An orderly stop leaves none: it finishes the current
+slot while the store still takes messages, and saves the state after the log is on disk.
 
 Runs on masters only. Counterpart of the threads of Java's ``TimerMessageStore``.
 """
@@ -36,6 +36,7 @@ from typing import Final
 
 import msgspec
 
+from skylark.broker.delay.timer_copies import find_copies
 from skylark.broker.delay.timer_delivery import Delivery, Outcome, delete_key
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.send.message_writer import MessageWriter
@@ -144,6 +145,9 @@ class TimerService:
         queue = self._queue()
         low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
         recover(self.timer, self._queue_offset_of, low, high)
+        if queue is not None:
+            now_ms = self._clock.now_ms()
+            self._delivery.copies = find_copies(self.timer, queue, self._store, now_ms)
 
     def _queue_offset_of(self, unit: Unit) -> int | None:
         record = self._delivery.record(unit.log_offset, unit.size)
@@ -226,6 +230,8 @@ class TimerService:
             if more and not self._wait_until:
                 self.wake()
                 return
+            if self._delivery.copies and not (self._wait_until or self.enqueue_lag()):
+                self._delivery.copies.caught_up(self.timer.oldest_ms)
         self._arm()
         if self._expiry_timer is None and self.timer.log.has_old_files:
             self._expiry_timer = self._clock.call_later(EXPIRED_CHECK_S, self._delete_expired)

@@ -9,8 +9,9 @@ Four numbers, and a version for slaves::
     master_timer_queue_offset  the same on the master; equal there
 
 The 56 bytes are in one sector and are overwritten in place: a crash leaves the old or the new ones.
-A missing or unreadable file counts as zeros: everything in the timer topic is placed again. Then
-messages of the past are delivered once more, and none is lost.
+A missing or unreadable file counts as zeros: everything in the timer topic is placed again. None of
+its messages is lost; those of the past are delivered once more if their copies are far back in the
+log (:mod:`skylark.broker.delay.timer_copies`).
 
 Counterpart of Java's ``TimerCheckpoint``.
 """

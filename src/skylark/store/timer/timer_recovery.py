@@ -17,8 +17,9 @@ after a power loss. So, in every case:
 
 A slot that is marked as done is not linked again: the clock was set back after its messages were
 delivered (:mod:`skylark.store.timer.timer_store`). Other slots from ``R`` on wait, also those that
-were done after the checkpoint was written: their messages are delivered a second time after a
-crash, never lost. After a clean shutdown there are none.
+were done after the checkpoint was written. Their messages are never lost, and the owner does not
+deliver them again if it finds their copies in the log (:mod:`skylark.broker.delay.timer_copies`).
+After a clean shutdown there are none.
 
 **Without the timer log** (it was deleted or lost, or this was a slave, which has none) the wheel is
 emptied and the timer topic is read from its beginning. A message before ``Q`` that was due before
