@@ -60,6 +60,7 @@ from skylark.broker.table_saver import CONFIG_DIRECTORY, SettingsFile
 from skylark.broker.topics.config_rebuild import save_new_topics
 from skylark.broker.topics.registration import MasterAddress
 from skylark.broker.transaction.check_back import TransactionParts
+from skylark.broker.transaction.commit_runs import CommitRunRequest, CommitRunStep
 from skylark.broker.transaction.end_transaction import EndTransactionStep
 from skylark.broker.transaction.half_batches import SendHalvesRequest, SendHalvesStep
 from skylark.broker.transaction.handlers import (
@@ -237,6 +238,8 @@ class TransactionFeature(Feature):
             RequestCode.END_TRANSACTION,
             after_put=decisions.after_put,
         )
+        runs = CommitRunStep(self.service, puts.durability)
+        puts.pipeline.add_step(CommitRunRequest, runs, after_put=runs.after_put)
         if not context.live.current.is_slave:
             storage.after_open.append(self.service.recover)
         counts = self.service.counts

@@ -33,6 +33,7 @@ from skylark.broker.api import (
     SendRequest,
     code_of,
 )
+from skylark.broker.transaction.commit_runs import CommitRunRequest
 from skylark.broker.transaction.half_batches import SendHalvesRequest
 from skylark.core.names import topic_of_pop_retry
 from skylark.wire.bodies.common_body import MessageQueue
@@ -123,6 +124,10 @@ def _decided(
     return [] if topic is None else _topic(topic)
 
 
+def _committed_run(request: CommitRunRequest) -> list[Resource]:
+    return _topic(request.draft.real_topic)
+
+
 #: The methods of each service; those of services that are not here are no operations of clients.
 METHODS: Final[dict[str, dict[str, Rule]]] = {
     "pulls": {"pull": Rule(RequestCode.PULL_MESSAGE, _pulled)},
@@ -162,6 +167,7 @@ PUTS: Final[dict[type, Rule]] = {
     SendRequest: Rule(RequestCode.SEND_MESSAGE_V2, _of_header),
     SendHalvesRequest: Rule(RequestCode.SEND_HALVES, _of_header),
     EndTransactionRequest: Rule(RequestCode.END_TRANSACTION, _decided),
+    CommitRunRequest: Rule(RequestCode.END_TRANSACTION, _committed_run),
     SendBackRequest: Rule(
         RequestCode.CONSUMER_SEND_MSG_BACK, lambda request: _group(request.header.group)
     ),

@@ -69,27 +69,29 @@ def places_of(batch: Batch, overhead: int, log_offset: int) -> tuple[Sequence[in
 def pack_batch(shared: Shared, batch: Batch, queue_offset: int, log_offset: int) -> bytes:
     """The bytes of the records, the first at ``log_offset``."""
     bodies, properties, count = batch.bodies, batch.properties, len(batch)
-    flag, prepared_offset = batch.flags[0], batch.prepared_transaction_offsets[0]
-    if (
-        not batch.is_alike
-        or count > ALIKE_COUNT_MAX
-        or batch.flags.count(flag) < count
-        or batch.prepared_transaction_offsets.count(prepared_offset) < count
-    ):
+    flag = batch.flags[0]
+    if not batch.is_alike or count > ALIKE_COUNT_MAX or batch.flags.count(flag) < count:
         return _pack_each(shared, batch, queue_offset, log_offset)
     body_size, properties_size = len(bodies[0]), len(properties[0])
     size = shared.size + body_size + properties_size
-    rest = shared.middle + _LAST.pack(prepared_offset, body_size)
+    middle, pack_last = shared.middle, _LAST.pack
     topic = shared.topic_field + _pack_properties_length(properties_size)
     start = _TWO.pack(size, shared.magic)
     fields: list[bytes | int]
-    fields = [start, 0, _TWO.pack(shared.queue_id, flag), 0, 0, rest, b"", topic, b""] * count
+    fields = [start, 0, _TWO.pack(shared.queue_id, flag), 0, 0, b"", b"", topic, b""] * count
     fields[1::9] = [crc32(body) & 0x7FFF_FFFF for body in bodies]
     fields[3::9] = range(queue_offset, queue_offset + count)
     fields[4::9] = range(log_offset, log_offset + count * size, size)
+    prepared = batch.prepared_transaction_offsets
+    if prepared.count(prepared[0]) == count:
+        fields[5::9] = [middle + pack_last(prepared[0], body_size)] * count
+    else:
+        fields[5::9] = [middle + pack_last(each, body_size) for each in prepared]
     fields[6::9] = bodies
     fields[8::9] = properties
-    return _alike(count, len(rest), body_size, len(topic), properties_size).pack(*fields)
+    return _alike(count, len(middle) + _LAST.size, body_size, len(topic), properties_size).pack(
+        *fields
+    )
 
 
 @lru_cache(maxsize=16)

@@ -59,6 +59,7 @@ from skylark.wire.layout import (
     MAGIC_V2,
     RECORD_HEADS,
     RECORD_SIZE_MIN,
+    TOTAL_SIZE,
 )
 
 SIZE_MAX: Final = 128 << 20  # upper limit of bytes of one read (Java: MAX_PULL_MSG_SIZE)
@@ -360,6 +361,23 @@ class Reader:
         """The record at a log offset; None if no record begins there."""
         found = self._find(log_offset)
         return None if found is None else found.file.lease(found.position, found.size)
+
+    def neighbours(self, log_offsets: Sequence[int]) -> bytes:
+        """The records at the first log offsets that follow one another; empty if there is none."""
+        found = self._find(log_offsets[0])
+        if found is None:
+            return b""
+        room = found.file.readable - found.position
+        with found.file.lease(found.position, room) as lease:
+            view, end = lease.view, 0
+            for log_offset in log_offsets:
+                if log_offset - log_offsets[0] != end or room - end < RECORD_SIZE_MIN:
+                    break
+                (size,) = TOTAL_SIZE.unpack_from(view, end)
+                if not RECORD_SIZE_MIN <= size <= room - end:
+                    break
+                end += size
+            return bytes(view[:end])
 
     def store_time_of(self, log_offset: int) -> int | None:
         """Store time of the record at a log offset; None if no record begins there."""

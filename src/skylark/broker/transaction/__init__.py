@@ -12,6 +12,7 @@
 ``recent_halves``         cache of half messages for commits that follow soon
 ``end_transaction``       commits and rolls back (37): the step of the put pipeline
 ``half_batches``          many half messages or decisions in one request (9002, 9003)
+``commit_runs``           commits of neighbours in the log, in one append
 ``handlers``              remoting requests (37, 323, 9002, 9003)
 ``decisions``             table of outcomes: applies each decision once
 ``op_messages``           op messages, which record decisions in the log

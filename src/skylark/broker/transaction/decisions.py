@@ -23,6 +23,7 @@ Pure. After a crash it is rebuilt from the log.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from typing import Final
 
 BLOCK_SIZE: Final = 1 << 16
@@ -45,6 +46,7 @@ class HalfOutcome(enum.IntEnum):
 
 _OUTCOMES: Final = tuple(HalfOutcome)
 _OPEN: Final = bytes([HalfOutcome.OPEN])
+_COMMITTED: Final = bytes([HalfOutcome.COMMITTED])
 _UNDECIDED: Final = (HalfOutcome.OPEN, HalfOutcome.MOVED)
 
 
@@ -82,6 +84,17 @@ class Decisions:
             and offset not in self.copies
         )
 
+    def are_sole_undecided(self, first: int, count: int) -> bool:
+        """:meth:`is_sole_undecided` for each of ``count`` neighbours."""
+        return (
+            first >= self.floor
+            and not any(
+                any(self._blocks.get(number, b"")[start:end])
+                for number, start, end in _parts(first, first + count)
+            )
+            and self.copies.keys().isdisjoint(range(first, first + count))
+        )
+
     def next_undecided(self, offset: int, stop: int) -> int:
         """The first copy from ``offset`` on without an outcome; ``stop`` if there is none.
 
@@ -112,6 +125,11 @@ class Decisions:
         for each in offsets:
             self._set(each, outcome)
         return list(offsets)
+
+    def commit_run(self, first: int, count: int) -> None:
+        """Record the commits of neighbours that have no copies."""
+        for number, start, end in _parts(first, first + count):
+            self._block(number)[start:end] = _COMMITTED * (end - start)
 
     def copied(self, first_offset: int, offset: int) -> None:
         """Record a new copy of an undecided message."""
@@ -162,7 +180,19 @@ class Decisions:
 
     def _set(self, offset: int, outcome: HalfOutcome) -> None:
         number, position = divmod(offset, BLOCK_SIZE)
+        self._block(number)[position] = outcome
+
+    def _block(self, number: int) -> bytearray:
         block = self._blocks.get(number)
         if block is None:
             block = self._blocks[number] = bytearray(BLOCK_SIZE)
-        block[position] = outcome
+        return block
+
+
+def _parts(first: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """The blocks of a range of offsets, with the positions of its part in each."""
+    while first < stop:
+        number, start = divmod(first, BLOCK_SIZE)
+        end = min(BLOCK_SIZE, start + stop - first)
+        yield number, start, end
+        first += end - start

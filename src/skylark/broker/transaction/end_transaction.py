@@ -62,7 +62,7 @@ from skylark.wire.headers.txn import (
 NOT_FOUND: Final = "Find prepared transaction message failed"
 WRONG_GROUP: Final = "The producer group wrong"
 WRONG_QUEUE_OFFSET: Final = "The transaction state table offset wrong"
-_DECIDED: Final = EndTransactionResult()
+DECIDED: Final = EndTransactionResult()
 _UNDECIDED: Final = EndTransactionResult(is_undecided=True)
 
 
@@ -74,6 +74,65 @@ def check_master(config: BrokerConfig) -> None:
             code=ResponseCode.SLAVE_NOT_AVAILABLE,
             hint="send the request to the master",
         )
+
+
+def check_decision(
+    transactions: TransactionService,
+    half: Half,
+    outcome: HalfOutcome,
+    header: EndTransactionRequestHeader,
+) -> None:
+    """Validate a decision, in Java's order of checks; raises BrokerError.
+
+    A decision is too late if check-backs of an undecided message have begun: only the answer to
+    a check-back counts then. A decision about a decided message is never too late, nor is a
+    commit of a message that was given up, because there will be no more check-backs. A rollback
+    of a message that was given up changes nothing.
+    """
+    commits = header.commit_or_rollback == TRANSACTION_COMMIT
+    may_be_late = outcome is HalfOutcome.OPEN or (outcome is HalfOutcome.GIVEN_UP and not commits)
+    if may_be_late and not header.from_transaction_check:
+        age_ms = transactions.now_ms() - half.record.born_timestamp
+        limit_ms = half.immunity_ms(transactions.config.transaction_time_out)
+        if half.has_immunity and age_ms > limit_ms:
+            raise BrokerError(
+                f"the half message is {age_ms} ms old, its immunity was {limit_ms} ms",
+                code=ResponseCode.ILLEGAL_OPERATION,
+                hint="only the answer to the check-back counts now",
+            )
+    if half.group != header.producer_group:
+        raise BrokerError(WRONG_GROUP)
+    if half.offset != header.tran_state_table_offset:
+        raise BrokerError(WRONG_QUEUE_OFFSET)
+
+
+def put_refusal(config: BrokerConfig, status: PutStatus) -> BrokerError:
+    """The error for a final message that was not stored, with Java's text."""
+    if (refusal := timer_refusal(status, config)) is not None:
+        return refusal
+    code: int = status.code
+    match status:
+        case PutStatus.CREATE_MAPPED_FILE_FAILED:
+            remark = "Create mapped file failed."
+        case PutStatus.MESSAGE_ILLEGAL | PutStatus.PROPERTIES_SIZE_EXCEEDED:
+            remark = (
+                "The message is illegal, maybe msg body or properties length not matched."
+                f" msg body length limit {config.store.max_message_size}B,"
+                " msg properties length limit 32KB."
+            )
+        case PutStatus.SERVICE_NOT_AVAILABLE:
+            remark = "Service not available now."
+        case PutStatus.OS_PAGE_CACHE_BUSY:
+            code = ResponseCode.SYSTEM_ERROR
+            remark = "OS page cache busy, please try another machine"
+        case PutStatus.WHEEL_TIMER_NOT_ENABLE:
+            enabled = "true" if config.timer_wheel_enable else "false"
+            remark = f"accurate timer message is not enabled, timerWheelEnable is {enabled}"
+        case PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH:
+            remark = "in-sync replicas not enough"
+        case _:
+            remark = status.name
+    return broker_error(code, remark, hint="the half message is still undecided")
 
 
 class EndTransactionStep:
@@ -127,7 +186,7 @@ class EndTransactionStep:
         if outcome is None:
             outcome, first_offset = look_up(self._store, decisions, half)
             half = msgspec.structs.replace(half, first_offset=first_offset)
-        self._check(half, outcome, header)
+        check_decision(transactions, half, outcome, header)
         if half.first_offset in self._in_run:
             return STORE_FIRST
         wanted = (
@@ -147,7 +206,7 @@ class EndTransactionStep:
         draft.outcome = outcome
         refused = transactions.prepare_final(draft)
         if refused is not None:
-            raise self._refusal(refused)
+            raise put_refusal(transactions.config, refused)
         self._in_run.add(draft.first_offset)
         return draft
 
@@ -180,33 +239,6 @@ class EndTransactionStep:
             )
         return half
 
-    def _check(self, half: Half, outcome: HalfOutcome, header: EndTransactionRequestHeader) -> None:
-        """Validate a decision, in Java's order of checks.
-
-        A decision is too late if check-backs of an undecided message have begun: only the answer to
-        a check-back counts then. A decision about a decided message is never too late, nor is a
-        commit of a message that was given up, because there will be no more check-backs. A rollback
-        of a message that was given up changes nothing.
-        """
-        commits = header.commit_or_rollback == TRANSACTION_COMMIT
-        may_be_late = outcome is HalfOutcome.OPEN or (
-            outcome is HalfOutcome.GIVEN_UP and not commits
-        )
-        if may_be_late and not header.from_transaction_check:
-            transactions = self._transactions
-            age_ms = transactions.now_ms() - half.record.born_timestamp
-            limit_ms = half.immunity_ms(transactions.config.transaction_time_out)
-            if half.has_immunity and age_ms > limit_ms:
-                raise BrokerError(
-                    f"the half message is {age_ms} ms old, its immunity was {limit_ms} ms",
-                    code=ResponseCode.ILLEGAL_OPERATION,
-                    hint="only the answer to the check-back counts now",
-                )
-        if half.group != header.producer_group:
-            raise BrokerError(WRONG_GROUP)
-        if half.offset != header.tran_state_table_offset:
-            raise BrokerError(WRONG_QUEUE_OFFSET)
-
     def _repeat(
         self, half: Half, outcome: HalfOutcome, wanted: HalfOutcome, *, wants_result: bool
     ) -> EndTransactionResult | Pending[EndTransactionResult]:
@@ -230,7 +262,7 @@ class EndTransactionStep:
         self, result: PutResult, wants_result: bool
     ) -> EndTransactionResult | Pending[EndTransactionResult]:
         # Success also after a flush timeout: the message is stored.
-        return self._durability.when_durable(result, lambda _: _DECIDED, wait=wants_result)
+        return self._durability.when_durable(result, lambda _: DECIDED, wait=wants_result)
 
     # --- from result to outcome -------------------------------------------------------------------
 
@@ -244,40 +276,11 @@ class EndTransactionStep:
     ) -> EndTransactionResult | Pending[EndTransactionResult] | Exception:
         self._transactions.committed(draft, result)
         if not result.size:
-            return self._refusal(result.status)
-        return _DECIDED if is_durable else self._result(result, request.wants_result)
+            return put_refusal(self._transactions.config, result.status)
+        return DECIDED if is_durable else self._result(result, request.wants_result)
 
     def after_put(self) -> None:
         """Write the op message of the commits of one put now or soon."""
         if self._in_run:
             self._in_run.clear()
             self._transactions.write_ops_soon()
-
-    def _refusal(self, status: PutStatus) -> BrokerError:
-        """The error for a final message that was not stored, with Java's text."""
-        config = self._transactions.config
-        if (refusal := timer_refusal(status, config)) is not None:
-            return refusal
-        code: int = status.code
-        match status:
-            case PutStatus.CREATE_MAPPED_FILE_FAILED:
-                remark = "Create mapped file failed."
-            case PutStatus.MESSAGE_ILLEGAL | PutStatus.PROPERTIES_SIZE_EXCEEDED:
-                remark = (
-                    "The message is illegal, maybe msg body or properties length not matched."
-                    f" msg body length limit {config.store.max_message_size}B,"
-                    " msg properties length limit 32KB."
-                )
-            case PutStatus.SERVICE_NOT_AVAILABLE:
-                remark = "Service not available now."
-            case PutStatus.OS_PAGE_CACHE_BUSY:
-                code = ResponseCode.SYSTEM_ERROR
-                remark = "OS page cache busy, please try another machine"
-            case PutStatus.WHEEL_TIMER_NOT_ENABLE:
-                enabled = "true" if config.timer_wheel_enable else "false"
-                remark = f"accurate timer message is not enabled, timerWheelEnable is {enabled}"
-            case PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH:
-                remark = "in-sync replicas not enough"
-            case _:
-                remark = status.name
-        return broker_error(code, remark, hint="the half message is still undecided")

@@ -10,9 +10,10 @@ another property that the broker acts upon; the topic must not have attributes. 
 refuses the request as illegal (13), stores nothing, and the client sends the messages with 310.
 
 **END_HALVES** is END_TRANSACTION for each of them, in order
-(:mod:`skylark.broker.transaction.end_transaction`). The response has their codes, up to the first
-failure, because later decisions would break the order. A decision that is too late (604) is not a
-failure: only the answer to the check-back counts then.
+(:mod:`skylark.broker.transaction.end_transaction`); commits of neighbours in the log are stored
+together (:mod:`skylark.broker.transaction.commit_runs`). The response has their codes, up to the
+first failure, because later decisions would break the order. A decision that is too late (604) is
+not a failure: only the answer to the check-back counts then.
 
 A crash during SEND_HALVES leaves any number of half messages, from the first on, as if they had
 been sent one by one; the client has no response, and the broker will check back. A crash during

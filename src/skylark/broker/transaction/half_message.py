@@ -120,11 +120,16 @@ def final_properties(raw: bytes) -> bytes:
     is_last = raw.endswith(b"\x02") and raw.count(b"\x02", border) == 2
     if border and is_last and raw.find(_REAL_QUEUE_ITEM, border) > 0:
         kept = raw[:border]  # the destination is at the end, as turn_into_half writes it
-        if _DROPPED[0] not in kept and _DROPPED[1] not in kept and _DROPPED[2] not in kept:
+        if not has_half_names(kept):
             return kept
     for name in _DROPPED:
         raw = names.without_property(raw, name)
     return raw
+
+
+def has_half_names(raw: bytes) -> bool:
+    """Whether property strings may have names that final messages must not have."""
+    return _DROPPED[0] in raw or _DROPPED[1] in raw or _DROPPED[2] in raw
 
 
 class FinalDraft(Draft, gc=False):

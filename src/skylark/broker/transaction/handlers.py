@@ -21,6 +21,7 @@ from skylark.broker.api import (
     SendResult,
 )
 from skylark.broker.send.send_checks import SendChecks
+from skylark.broker.transaction.commit_runs import CommitRunRequest, CommitRuns
 from skylark.broker.transaction.end_transaction import check_master
 from skylark.broker.transaction.half_batches import SendHalvesRequest
 from skylark.broker.transaction.transaction_service import RESUME_FAILED, TransactionService
@@ -30,7 +31,7 @@ from skylark.net.connection import Connection
 from skylark.net.dispatch import LATER, Answer, Dispatcher, error_response
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
-from skylark.wire.end_halves_body import HalfPlace, decode_places, encode_codes
+from skylark.wire.end_halves_body import decode_places, encode_codes
 from skylark.wire.fields import decode_ext
 from skylark.wire.headers.send import SendMessageRequestHeaderV2
 from skylark.wire.headers.txn import (
@@ -87,6 +88,7 @@ class TransactionHandlers:
     def __init__(self, puts: PutService, transactions: TransactionService) -> None:
         self._puts = puts
         self._transactions = transactions
+        self._runs = CommitRuns(transactions)
 
     def add_to(self, dispatcher: Dispatcher) -> None:
         """Register the handler of each code."""
@@ -100,10 +102,12 @@ class TransactionHandlers:
         if header.commit_or_rollback not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
             raise BrokerError(f"{header.commit_or_rollback} is neither commit nor rollback")
         places = decode_places(request.body or b"")
-        decisions = [EndTransactionRequest(_decision(header, place)) for place in places]
+        decisions = self._runs.requests(header, places)
         outcomes = self._puts.run(connection, decisions, stops_at=_breaks_order)
         pending = [outcome for outcome in outcomes if isinstance(outcome, Pending)]
-        answer = response_to(request, ResponseCode.SUCCESS, body=encode_codes(_codes_of(outcomes)))
+        answer = response_to(
+            request, ResponseCode.SUCCESS, body=encode_codes(_codes_of(decisions, outcomes))
+        )
         if not pending:
             return answer
         left = len(pending)
@@ -135,12 +139,15 @@ def _breaks_order(error: BaseException) -> bool:
     return not (isinstance(error, BrokerError) and error.code == ResponseCode.ILLEGAL_OPERATION)
 
 
-def _codes_of(outcomes: Sequence[Any]) -> list[int]:
+def _codes_of(
+    requests: Sequence[CommitRunRequest | EndTransactionRequest], outcomes: Sequence[Any]
+) -> list[int]:
     """The response codes up to the first decision that failed."""
     codes: list[int] = []
-    for outcome in outcomes:
+    for request, outcome in zip(requests, outcomes, strict=True):
         if not isinstance(outcome, BaseException):
-            codes.append(ResponseCode.SUCCESS)
+            count = request.count if isinstance(request, CommitRunRequest) else 1
+            codes += [ResponseCode.SUCCESS] * count
             continue
         if not isinstance(outcome, BrokerError):
             raise outcome
@@ -148,15 +155,3 @@ def _codes_of(outcomes: Sequence[Any]) -> list[int]:
         if _breaks_order(outcome):
             break
     return codes
-
-
-def _decision(header: EndHalvesRequestHeader, place: HalfPlace) -> EndTransactionRequestHeader:
-    return EndTransactionRequestHeader(
-        topic=header.topic,
-        producer_group=header.producer_group,
-        tran_state_table_offset=place.queue_offset,
-        commit_log_offset=place.log_offset,
-        commit_or_rollback=header.commit_or_rollback,
-        msg_id=place.unique_id,
-        transaction_id=place.unique_id,
-    )

@@ -64,6 +64,13 @@ class OpBatch:
             if offset > self._highest:
                 self._highest = offset
 
+    def add_run(self, first: int, count: int) -> None:
+        """Add messages without copies, neighbours in the half queue."""
+        text = b"".join([b"%d," % offset for offset in range(first, first + count)])
+        self._texts.append(text)
+        self.size += len(text)
+        self._highest = max(self._highest, first + count - 1)
+
     def body(self) -> bytes:
         """The body of the op message for all collected decisions."""
         return b"".join(self._texts) or NOTHING

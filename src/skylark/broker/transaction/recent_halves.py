@@ -91,3 +91,9 @@ class RecentHalves:
         half = self._halves.pop(offset, None)
         if half is not None:
             self._size -= half.size
+
+    def drop_run(self, first: int, count: int) -> None:
+        """Remove half messages that are decided, neighbours in the half queue."""
+        if self._halves:
+            for offset in range(first, first + count):
+                self.drop(offset)

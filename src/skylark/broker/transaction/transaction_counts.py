@@ -50,10 +50,13 @@ class TransactionCounts:
         self._newer_ms = now_ms
         self.change_count += 1
 
-    def commit(self, topic: str, born_ms: int) -> None:
-        self.committed[topic] += 1
+    def commit(self, topic: str, born_ms: int, count: int = 1) -> None:
+        """Count commits of half messages with one born time."""
+        self.committed[topic] += count
         if self.on_committed is not None:
-            self.on_committed(topic, (self._clock.now_ms() - born_ms) // 1000)
+            age_s = (self._clock.now_ms() - born_ms) // 1000
+            for _ in range(count):
+                self.on_committed(topic, age_s)
 
     def topic_deleted(self, topic: str) -> None:
         for table in (self.waiting, self.committed, self.rolled_back, self._changed_ms):

@@ -52,6 +52,11 @@ assert all(name.encode().startswith(_TIMER_PREFIX) for name in TIMER_NAMES)
 UNMARKED_SIZE_MAX: Final = 64 << 20
 
 
+def may_be_delayed(raw: bytes) -> bool:
+    """Whether property strings may belong to delayed or timed messages; fast, and seldom wrong."""
+    return _TIMER_PREFIX in raw or _DELAY_ITEM in raw
+
+
 class TransactionService:
     """Transactions of one broker; only a master starts it."""
 
@@ -138,6 +143,10 @@ class TransactionService:
         """Whether a half message is undecided and has no copies, and a decision can be recorded."""
         return self.state.decisions.is_sole_undecided(offset) and not self._ops.is_full
 
+    def are_sole_undecided(self, first: int, count: int) -> bool:
+        """:meth:`is_sole_undecided` for neighbours in the half queue."""
+        return self.state.decisions.are_sole_undecided(first, count) and not self._ops.is_full
+
     def make_room_for_ops(self) -> None:
         """Write the collected op message if it is full; raises BrokerError if that fails."""
         if self._ops.is_full and self._write_ops() is None:
@@ -152,7 +161,7 @@ class TransactionService:
         """
         raw = draft.properties
         # Both names are rare, and the expression costs more than all else that a commit does here.
-        if (_TIMER_PREFIX in raw or _DELAY_ITEM in raw) and _DELAYED.search(raw):
+        if may_be_delayed(raw) and _DELAYED.search(raw):
             properties = parse_properties(raw)
             refused = self._writer.divert_own(draft, properties)
             if refused is not None:
@@ -182,6 +191,17 @@ class TransactionService:
         # A delayed message counts for the schedule or timer topic, as in Java.
         is_system = self._topics.is_system(draft.topic)
         self._stats.put(draft.topic, 1, result.size, is_system=is_system)
+
+    def committed_run(self, draft: FinalDraft, result: PutResult) -> None:
+        """Record the commits of a run whose final messages are stored; as :meth:`committed`."""
+        first, count = draft.half_offset, result.message_count
+        self.state.decisions.commit_run(first, count)
+        self._ops.add_run(first, count)
+        self.recent.drop_run(first, count)
+        self.counts.commit(draft.real_topic, draft.born_timestamp, count)
+        self.counts.add(draft.real_topic, -count)
+        is_system = self._topics.is_system(draft.topic)
+        self._stats.put(draft.topic, count, result.size, is_system=is_system)
 
     def find_outcome(self, half: Half, wanted: HalfOutcome) -> HalfOutcome:
         """The outcome of a message that is only known to be decided, or ``wanted`` if unknown."""
