@@ -464,7 +464,9 @@ class StatsFeature(Feature):
         self.exporter.watch_topics(live, topics.table, self.broker_stats)
         self.exporter.watch_clients(groups.consumers, groups.producers)
         self.exporter.watch_store(store)
-        self.lags = LagReport(topics.table, groups.offsets, groups.consumers, store.reader, clock)
+        self.lags = LagReport(
+            topics.table, groups.table, groups.offsets, groups.consumers, store.reader, clock
+        )
         self.exporter.watch_lags(self.lags)
         self.metrics.watch(
             "skylark_retention_endangered_messages",

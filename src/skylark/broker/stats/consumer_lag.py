@@ -1,9 +1,9 @@
 """Consumer lag: how far groups are behind, worked out for each scrape of the metrics.
 
 Includes the topics that an online group subscribes to, and the topics for which a group has
-committed offsets (Java shows groups only while they are online). POP retry topics have a row of
-their own, under the name of their topic; other retry topics are left out, as in Java. Per group and
-topic, over all queues:
+committed offsets, unless it was deleted without them (Java shows groups only while they are
+online). POP retry topics have a row of their own, under the name of their topic; other retry topics
+are left out, as in Java. Per group and topic, over all queues:
 
 =================  ============================================================================
 lag                messages not consumed yet; the latency is the age of the oldest of them
@@ -31,6 +31,7 @@ import msgspec
 
 from skylark.broker.groups.consumer_offsets import OffsetTable
 from skylark.broker.groups.consumer_table import ConsumerTable
+from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.clock import TimeSource
 from skylark.core.errors import StoreError
@@ -67,12 +68,14 @@ class LagReport:
     def __init__(
         self,
         topics: TopicTable,
+        groups: GroupTable,
         offsets: OffsetTable,
         consumers: ConsumerTable,
         reader: Reader,
         clock: TimeSource,
     ) -> None:
         self._topics = topics
+        self._groups = groups
         self._offsets = offsets
         self._consumers = consumers
         self._reader = reader
@@ -127,7 +130,9 @@ class LagReport:
             for topic in group.subscriptions
         }
         for group_name, topics in (self._offsets.dump().group_topic_map or {}).items():
-            pairs.update(dict.fromkeys((group_name, topic) for topic in topics))
+            # A group may be deleted without its offsets.
+            if group_name in self._groups or is_system_group(group_name):
+                pairs.update(dict.fromkeys((group_name, topic) for topic in topics))
         return list(islice((pair for pair in pairs if not is_retry_topic(pair[1])), PAIR_COUNT_MAX))
 
     def _add(self, lag: Lag, config: TopicConfig) -> None:

@@ -11,6 +11,7 @@ from skylark.broker.stats import consumer_lag as lag
 from skylark.broker.stats.consumer_lag import Lag, LagReport
 from skylark.core.errors import StoreError
 from skylark.store.message_reader import Reader
+from skylark.wire.codes import RequestCode
 from tests.unit.broker.members import Member, silent
 from tests.unit.broker.stored import Stored, stored
 
@@ -18,6 +19,7 @@ from tests.unit.broker.stored import Stored, stored
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[Stored]:
     async with stored(tmp_path) as running:
+        running.features.groups.table.find("g")
         yield running
 
 
@@ -25,6 +27,7 @@ def report_of(world: Stored) -> LagReport:
     features = world.features
     return LagReport(
         features.topics.table,
+        features.groups.table,
         features.groups.offsets,
         features.groups.consumers,
         features.store.reader,
@@ -53,6 +56,18 @@ async def test_what_a_group_has_not_consumed(world: Stored) -> None:
     assert (found.lag_count, found.inflight_count, found.ready_count) == (3, 2, 1)
     assert (found.lag_ms, found.queueing_ms) == (3_000, 1_000)
     assert not found.is_system
+
+
+async def test_a_deleted_group_has_no_lag_although_its_offsets_stay(world: Stored) -> None:
+    world.add_topic("T", 1)
+    await world.send("T")
+    world.features.groups.offsets.commit("g", "T", 0, 0)
+    assert lags(world)["g", "T"].lag_count == 1
+    await world.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"})
+    assert world.features.groups.offsets.get("g", "T", 0) == 0
+    assert lags(world) == {}
+    world.features.groups.table.find("g")  # it consumes again
+    assert lags(world)["g", "T"].lag_count == 1
 
 
 async def test_queues_without_offset_count_as_consumed(world: Stored) -> None:
