@@ -133,6 +133,24 @@ def test_members_share_a_group(wide: Stage, java_kind: str, listener: str) -> No
         check_order(got)
 
 
+@both_listeners
+def test_an_idle_group_of_ours_repeats_nothing(wide: Stage, listener: str) -> None:
+    """A member joins, and one leaves: the next owner of a queue goes on where the last one was."""
+    members = Members()
+    members.push(wide.ours, "a", listener=listener)
+    wide.wait_shares(QUEUES, 8)
+    wide.ours.producer("op")
+    wide.ours.send(COUNT, name="op", prefix="first")
+    wait_keys(members.got, keys("first", COUNT))
+    members.push(wide.ours, "b", listener=listener, threads="yes")
+    wide.wait_shares(QUEUES, 4, 4)
+    wide.ours.stop("a")
+    wide.wait_shares(QUEUES, 8)
+    wide.ours.send(COUNT, name="op", prefix="second")
+    wanted = keys("first", COUNT) | keys("second", COUNT)
+    assert Counter(each.keys for each in wait_keys(members.got, wanted)) == Counter(wanted)
+
+
 def check_order(deliveries: list[Delivery]) -> None:
     """Each queue from its beginning, without gaps; only what was seen may come again."""
     offsets: dict[int, list[int]] = {}
