@@ -210,10 +210,7 @@ class SendBackStep:
             put.count += 1
             put.size += result.size
             put.times += 1
-            self._stats.sent(SCHEDULE_TOPIC, draft.queue_id, 1, 0)
-            put = self._stats.queue_put_sizes[SCHEDULE_TOPIC, draft.queue_id]
-            put.count += result.size
-            put.times += 1
+            self._stats.delayed(draft.queue_id, 1, result.size)
         if is_dead:
             dead = self._stats.dead_letters["null", origin_topic, group, "SEND_BACK_TO_DLQ"]
             dead.count += 1

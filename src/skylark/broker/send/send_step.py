@@ -65,7 +65,13 @@ from skylark.core.errors import (
     SubscriptionGroupNotExistError,
 )
 from skylark.core.hashing import UniqueIdGenerator, join_offset_ids
-from skylark.core.names import RETRY_PREFIX, TIMER_TOPIC, dlq_topic, is_retry_topic
+from skylark.core.names import (
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    dlq_topic,
+    is_retry_topic,
+)
 from skylark.core.retry_policy import decide_retry
 from skylark.net.success_response import FAQ_HINT
 from skylark.store.batch_encoder import places_of
@@ -280,7 +286,9 @@ class SendStep:
         if topic != self._counted_topic:
             self._counted_topic, self._is_system = topic, self._topics.is_system(topic)
         self._stats.put(topic, result.message_count, result.size, is_system=self._is_system)
-        self._stats.sent(topic, draft.queue_id, result.message_count, self._writer.put_ms)
+        if topic == SCHEDULE_TOPIC:
+            self._stats.delayed(draft.queue_id, result.message_count, result.size)
+        self._stats.sent(topic, draft.requested_queue_id, self._writer.put_ms)
         sent = SendResult(
             _SUCCESS,
             result.log_offset,

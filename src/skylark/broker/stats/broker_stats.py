@@ -15,9 +15,9 @@ Name                  Key, as in the request   Meter
 ====================  =======================  ================================================
 TOPIC_PUT_NUMS        topic                    ``topic_puts[topic].count``
 TOPIC_PUT_SIZE                                 ``.size``
-QUEUE_PUT_NUMS        topic@queue              ``queue_puts[topic, queue].count``
-TOPIC_PUT_LATENCY     queue@topic              ``.size``, in ms
-QUEUE_PUT_SIZE        topic@queue              ``queue_put_sizes[topic, queue].count``
+TOPIC_PUT_LATENCY     queue@topic              ``put_latencies[topic, queue].count``, in ms
+QUEUE_PUT_NUMS        topic@queue              ``level_puts[topic, queue].count``
+QUEUE_PUT_SIZE                                 ``.size``
 GROUP_GET_NUMS        topic@group              ``group_gets[topic, group].count``
 GROUP_GET_SIZE                                 ``.size``
 QUEUE_GET_NUMS        topic@queue@group        ``level_gets[topic, queue, group].count``
@@ -33,9 +33,10 @@ BROKER_CK_NUMS        cluster                  from ``check_point_count``
 BROKER_ACK_NUMS       cluster                  from ``ack_count``
 ====================  =======================  ================================================
 
-As in Java, QUEUE_GET_* counts only what the delay levels have delivered, QUEUE_PUT_SIZE only
-retries that wait in a delay level, and nothing adds to DLQ_PUT_NUMS and others: such a name is
-answered like a key that does not exist.
+As in Java, QUEUE_PUT_* counts only what clients have sent, or sent back, to a delay level,
+QUEUE_GET_* only what the delay levels have delivered, and nothing adds to DLQ_PUT_NUMS and others:
+such a name is answered like a key that does not exist. The queue of a latency is that of the
+request, also if the message waits in a delay level.
 
 How many bytes a group is behind on a queue (GROUP_GET_FALL_SIZE) is not a count but the latest
 value. It is kept with the latency, to find slow consumers; as in Java, 315 does not return it.
@@ -58,6 +59,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from skylark.core.errors import BrokerError
+from skylark.core.names import SCHEDULE_TOPIC
 from skylark.wire.bodies.stats import BrokerStatsData, BrokerStatsItem
 
 logger = logging.getLogger(__name__)
@@ -93,9 +95,9 @@ class _Statistic(NamedTuple):
 _STATISTICS: Final = {
     "TOPIC_PUT_NUMS": _Statistic("topic_puts", "count", "t"),
     "TOPIC_PUT_SIZE": _Statistic("topic_puts", "size", "t"),
-    "QUEUE_PUT_NUMS": _Statistic("queue_puts", "count", "tq"),
-    "TOPIC_PUT_LATENCY": _Statistic("queue_puts", "size", "qt", is_reversed=True),
-    "QUEUE_PUT_SIZE": _Statistic("queue_put_sizes", "count", "tq"),
+    "TOPIC_PUT_LATENCY": _Statistic("put_latencies", "count", "qt", is_reversed=True),
+    "QUEUE_PUT_NUMS": _Statistic("level_puts", "count", "tq"),
+    "QUEUE_PUT_SIZE": _Statistic("level_puts", "size", "tq"),
     "GROUP_GET_NUMS": _Statistic("group_gets", "count", "tt"),
     "GROUP_GET_SIZE": _Statistic("group_gets", "size", "tt"),
     "QUEUE_GET_NUMS": _Statistic("level_gets", "count", "tqt"),
@@ -233,8 +235,8 @@ class BrokerStats:
             return MeterTable(name, Meter, count_max=count_max)
 
         self.topic_puts: MeterTable[str, Meter] = table("puts by topic")
-        self.queue_puts: MeterTable[tuple[str, int], Meter] = table("puts by queue")
-        self.queue_put_sizes: MeterTable[tuple[str, int], Meter] = table("put sizes by queue")
+        self.put_latencies: MeterTable[tuple[str, int], Meter] = table("put latencies by queue")
+        self.level_puts: MeterTable[tuple[str, int], Meter] = table("puts by delay level")
         self.group_gets: MeterTable[tuple[str, str], Meter] = table("gets by topic and group")
         self.level_gets: MeterTable[tuple[str, int, str], Meter] = table("gets by delay level")
         self.send_backs: MeterTable[tuple[str, str], Meter] = table("send-backs by topic and group")
@@ -279,11 +281,17 @@ class BrokerStats:
         else:
             self.user_get_count += count
 
-    def sent(self, topic: str, queue_id: int, count: int, ms: int) -> None:
-        """Count a send of ``count`` messages to a queue, which took ``ms``."""
-        meter = self.queue_puts[topic, queue_id]
+    def sent(self, topic: str, queue_id: int, ms: int) -> None:
+        """Count a send to a queue, which took ``ms``."""
+        meter = self.put_latencies[topic, queue_id]
+        meter.count += ms
+        meter.times += 1
+
+    def delayed(self, queue_id: int, count: int, size: int) -> None:
+        """Count messages that a client has sent, or sent back, to the queue of a delay level."""
+        meter = self.level_puts[SCHEDULE_TOPIC, queue_id]
         meter.count += count
-        meter.size += ms
+        meter.size += size
         meter.times += 1
 
     def kept_check_point(self, topic: str, group: str) -> None:
@@ -303,8 +311,8 @@ class BrokerStats:
     def topic_deleted(self, topic: str) -> None:
         self.topic_puts.pop(topic, None)
         self.queue_gets.drop(lambda key: key[1] == topic)
-        tables: list[MeterTable[Any, Meter]] = [self.queue_puts, self.queue_put_sizes]
-        for table in (*tables, *self._of_groups):
+        tables: list[MeterTable[Any, Meter]] = [self.put_latencies, *self._of_groups]
+        for table in tables:
             table.drop(lambda key: key[0] == topic)
 
     def group_deleted(self, group: str) -> None:

@@ -237,13 +237,14 @@ def test_meters_are_small() -> None:
 
 def test_latencies_have_the_parts_of_their_key_in_the_other_order() -> None:
     stats = BrokerStats("c")
-    stats.sent("T", 7, count=3, ms=12)
+    stats.sent("T", 7, ms=12)
+    stats.delayed(2, count=3, size=300)
     stats.sample("minute", 10_000)
-    nums, latency = stats.view("QUEUE_PUT_NUMS", "T@7"), stats.view("TOPIC_PUT_LATENCY", "7@T")
-    assert nums.stats_minute is not None
-    assert latency.stats_minute is not None
-    assert (nums.stats_minute.sum, latency.stats_minute.sum) == (3, 12)
-    assert latency.stats_minute.avgpt == 12.0
+    latency = stats.view("TOPIC_PUT_LATENCY", "7@T").stats_minute
+    nums = stats.view("QUEUE_PUT_NUMS", "SCHEDULE_TOPIC_XXXX@2").stats_minute
+    assert latency is not None
+    assert nums is not None
+    assert (latency.sum, latency.avgpt, nums.sum) == (12, 12.0, 3)
     for name, key in (
         ("QUEUE_PUT_NUMS", "T@x"),
         ("TOPIC_PUT_LATENCY", "T"),
@@ -256,7 +257,7 @@ def test_latencies_have_the_parts_of_their_key_in_the_other_order() -> None:
 def test_dead_letters_and_delayed_retries_have_statistics() -> None:
     stats = BrokerStats("c")
     stats.dead_letters["null", "T", "g", "SEND_BACK_TO_DLQ"].count += 1
-    stats.queue_put_sizes["SCHEDULE_TOPIC_XXXX", 2].count += 300
+    stats.delayed(2, count=1, size=300)
     stats.sample("minute", 10_000)
     for name, key, total in (
         ("SNDBCK2DLQ_TIMES", "null@T@g@SEND_BACK_TO_DLQ", 1),
