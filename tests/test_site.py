@@ -106,6 +106,19 @@ def test_the_pictures_are_elements_of_their_page(site: Path) -> None:
         assert (ROOT / f"docs/design/pictures/{root.get('id')}.svg").read_text().strip() == picture
 
 
+def test_a_phone_says_that_there_is_more_of_a_picture(site: Path) -> None:
+    """The part that hangs out on the right is not announced by a scroll bar there."""
+    styles = (site / "stylesheets" / "site.css").read_text()
+    _, _, phone = styles.partition("(max-width: 44.9375em)")
+    text = re.search(r'a:has\(> \.skylark-picture\)::before \{\s+content: "([^"]+)"', phone)
+    assert text is not None
+    assert len(text[1]) <= 40  # what 320 pixels hold
+    pages = [path.read_text() for path in site.rglob("*.html")]
+    pictures = sum(page.count('<svg class="skylark-picture"') for page in pages)
+    links = sum(len(re.findall(r'<a [^>]*><svg class="skylark-picture"', page)) for page in pages)
+    assert pictures == links >= 9  # all have the link to which the styles belong
+
+
 @pytest.mark.parametrize(
     "link", ["nosuch.md", "../nosuch.md", "cli.md#nosuch", "#nosuch", "../README.md", "index.md"]
 )
