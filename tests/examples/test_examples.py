@@ -115,6 +115,10 @@ EXPECTED: dict[str, str] = {
         sent SEND_OK
         handled in trace 0af7651916cd43dd8448eb211c80319c
         """,
+    "taskiq_tasks": """
+        resized cat.png to 40
+        resized dog.png to 80
+        """,
     "topic_to_pandas": """
         1000 rows of ['tags', 'body', 'storeTimestamp']
         cart: 250 clicks, the last is 997
@@ -130,6 +134,9 @@ EXPECTED: dict[str, str] = {
     "transaction": """
         rolled back: CHECK constraint failed: amount > 0
         orders to pack: ['tea']
+        """,
+    "typed_orders": """
+        invoice of order 1: please pay 2.50
         """,
     "web_lifespan": """
         202 accepted red: SEND_OK
