@@ -36,7 +36,7 @@ from skylark.core.errors import (
     RequestTimeoutError,
     TransportError,
 )
-from skylark.core.names import parse_address
+from skylark.core.names import NAMESRV_VARIABLE_DOCUMENTED, parse_address
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.route_body import ClusterInfo, TopicRouteData
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -164,7 +164,8 @@ class Session:
                 return checked(answer, address, *also)
         raise NoNameServerError(
             f"no name server responds: {'; '.join(dict.fromkeys(problems))}",
-            hint="start one with `skylark up`, or give its address with -n HOST:PORT",
+            hint="start one with `skylark up`, or give its address with -n HOST:PORT, in a program"
+            f" by {NAMESRV_VARIABLE_DOCUMENTED}",
         ) from last
 
     def _check_loop(self) -> None:

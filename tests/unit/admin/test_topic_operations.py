@@ -79,6 +79,7 @@ async def test_the_next_name_server_is_asked(tmp_path: Path) -> None:
             with pytest.raises(NoNameServerError) as caught:
                 await admin.topics.all()
     assert "no name server responds: " in str(caught.value)
+    assert str(caught.value).endswith(", in a program by NAMESRV_ADDR")  # there is no -n in it
     assert NOBODY in str(caught.value)
     assert "`skylark up`" in str(caught.value)
 
