@@ -23,6 +23,7 @@ from skylark.broker.send.message_policy import PropertyScanner
 from skylark.broker.send.message_writer import MessageWriter
 from skylark.broker.send.send_back import SendBackHandlers
 from skylark.broker.stats.broker_stats import BrokerStats
+from skylark.broker.transaction import end_transaction
 from skylark.broker.transaction.end_transaction import EndTransactionStep
 from skylark.broker.transaction.recent_halves import RecentHalves
 from skylark.broker.transaction.transaction_counts import TransactionCounts
@@ -227,7 +228,7 @@ SEEDED: Final = (
     Seeded("checks", send_checks, "send_problem", _nothing, "answers", By.ORACLE),
     Seeded("policy", send_step, "take_priority", _nothing, "records", By.ORACLE),
     Seeded("half builder", send_step, "turn_into_half", _half_keeps_its_bits, "records", By.ORACLE),
-    Seeded("decisions", EndTransactionStep, "_check", _nothing, "answers", By.ORACLE),
+    Seeded("decisions", end_transaction, "check_decision", _nothing, "answers", By.ORACLE),
     Seeded("put", Putter, "put_run", _reconsume_times_lost, "records", By.ORACLE),
     Seeded("dispatch", reput.TagsCodes, "_due", _nothing, "queues", By.ORACLE),
     Seeded("refusal", SendCodec, "write", _refusal_without_fields, "answers", By.ORACLE),
