@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Final, NamedTuple, TypeAlias
 
 from skylark.core.hashing import java_hash
@@ -43,6 +44,7 @@ from skylark.store.index_file import KeyedRecords
 from skylark.store.index_keys import alike_ids, indexed_values
 from skylark.wire.layout import (
     CQ_ENTRY,
+    CQ_ENTRY_SIZE,
     FLAG_TRANSACTION_MASK,
     FLAG_TRANSACTION_PREPARED,
     FLAG_TRANSACTION_ROLLBACK,
@@ -58,6 +60,7 @@ _INNER_NUM: Final = b"INNER_NUM"
 _NUMBER_SIZE_MAX: Final = 18  # digits that surely fit into 64 bits
 _INT64_MAX: Final = (1 << 63) - 1
 _CACHED_TAGS_MAX: Final = 10_000
+_PART_COUNT_MIN: Final = 4  # neighbours of one queue, on average, that are entered together
 _ALIKE_MIN: Final = 4  # records from which on a check for equal properties pays off
 _UNKNOWN_LEVEL_MS: Final = 1_000  # as Java
 
@@ -270,22 +273,29 @@ class Reput:
     def _add_entries(
         self, run: Run, tags_codes: Sequence[int | None], store_timestamp: int
     ) -> bool:
-        """:meth:`_add_entry` for a run of one queue whose arrivals are not reported.
+        """:meth:`_add_entry` for a run of few queues whose arrivals are not reported.
 
         Returns false, and does nothing, for other runs.
         """
-        queue = run.queues[0]
+        parts = [(queue, sum(1 for _ in part)) for queue, part in groupby(run.queues)]
         if (
-            type(queue) is not ConsumeQueue
-            or run.queues.count(queue) < len(run.queues)
+            len(parts) * _PART_COUNT_MIN > len(run.queues)
             or None in tags_codes
-            or self._is_awaited(queue.topic, queue.queue_id)
+            or not all(
+                type(queue) is ConsumeQueue and not self._is_awaited(queue.topic, queue.queue_id)
+                for queue, _ in parts
+            )
         ):
             return False
         entries = b"".join(map(CQ_ENTRY.pack, run.log_offsets, run.sizes, tags_codes))
-        log_end = run.log_offsets[-1] + run.sizes[-1]
-        queue.append_run(entries, log_end)
-        self.dispatched_until = log_end
+        start = 0
+        for queue, count in parts:
+            end = start + count
+            log_end = run.log_offsets[end - 1] + run.sizes[end - 1]
+            assert type(queue) is ConsumeQueue
+            queue.append_run(entries[start * CQ_ENTRY_SIZE : end * CQ_ENTRY_SIZE], log_end)
+            self.dispatched_until = log_end
+            start = end
         self.dispatched_timestamp = store_timestamp
         return True
 
@@ -354,10 +364,10 @@ class Reput:
         return known_code
 
     def _read_alike(self, run: Run, keyed: KeyedRecords) -> list[int | None] | None:
-        """:meth:`_read` for records that differ in their unique ids only; None for others."""
+        """:meth:`_read` for records that are alike (:func:`alike_ids`); None for others."""
         count, sys_flag, topic = len(run.queues), run.sys_flags[0], run.queues[0].topic
         if (
-            sys_flag & FLAG_TRANSACTION_MASK
+            sys_flag & FLAG_TRANSACTION_MASK in HIDDEN_KINDS
             or topic == SCHEDULE_TOPIC
             or run.sys_flags.count(sys_flag) < count
             or len({queue.topic for queue in set(run.queues)}) > 1

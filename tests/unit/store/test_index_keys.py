@@ -33,7 +33,76 @@ def test_strings_that_differ_in_the_last_digits() -> None:
     alike = alike_ids([properties_with(each) for each in ids])
     assert alike is not None
     assert alike.common == ID[:-8]
-    assert [alike.common + ending for ending in parts_of(alike.endings)] == ids
+    assert alike.ids() == ids
+
+
+def numbered(count: int = 20, value: bytes = b"value%02d", name: bytes = b"n") -> list[bytes]:
+    """Strings whose ids and one other value differ."""
+    return [
+        properties_with(b"%b%04X" % (ID[:-4], number)) + name + b"\x01" + value % number + b"\x02"
+        for number in range(count)
+    ]
+
+
+def test_strings_that_differ_in_values_that_are_not_indexed() -> None:
+    strings = numbered()
+    alike = alike_ids(strings)
+    assert alike is not None
+    assert alike.ids() == [indexed_values(string)[1] for string in strings]
+    assert alike_ids(numbered(9)) is None  # too few to be looked at
+
+
+@pytest.mark.parametrize("name", [b"TAGS", b"KEYS", b"UNIQ_KEY"])
+def test_indexed_values_must_be_equal(name: bytes) -> None:
+    assert alike_ids(numbered(name=name)) is None
+
+
+@pytest.mark.parametrize(
+    "last",
+    [b"x\x02y\x01123", b"value\x01a", b"value\xc3\xa4", b"value\x00a", b"valu\x02aa"],
+)
+def test_a_value_that_is_no_plain_text(last: bytes) -> None:
+    strings = numbered()
+    assert len(last) == len(b"value00")
+    strings[-1] = strings[-1].replace(b"value19", last)
+    assert alike_ids(strings) is None
+
+
+def test_a_name_that_differs() -> None:
+    strings = numbered()
+    strings[-1] = strings[-1].replace(b"n\x01value", b"m\x01value")
+    assert alike_ids(strings) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [b"\x01", b"\x02", b"\x02UNIQ_KEY\x01", b"\x02TAGS\x01", b"\x02KEYS\x01", b"ab"]
+        ),
+        max_size=10,
+    ),
+    st.lists(
+        st.lists(st.sampled_from([b"0", b"1", b"9", b"\x02"]), min_size=4, max_size=4),
+        min_size=16,
+        max_size=18,
+    ),
+    st.integers(0, 9),
+)
+def test_many_strings_that_are_alike_read_alike(
+    shared: list[bytes], numbers: list[list[bytes]], at: int
+) -> None:
+    """The same, where a number may stand anywhere."""
+    strings = []
+    for place, number in enumerate(numbers):
+        text = b"UNIQ_KEY\x01%b%04X" % (ID[:-4], place)
+        strings.append(b"".join([text, *shared[:at], *number, *shared[at:]]))
+    alike = alike_ids(strings)
+    if alike is None:
+        return
+    first_tags, _, first_keys = indexed_values(strings[0])
+    for string, unique_id in zip(strings, alike.ids(), strict=True):
+        assert indexed_values(string) == (first_tags, unique_id, first_keys)
 
 
 @pytest.mark.parametrize(

@@ -100,3 +100,20 @@ def test_a_batch(kind: str, sys_flag: int) -> None:
     last = single.store.log.files.last
     records = iter_records(bytes(last.buffer[: last.wrote]))
     assert [record.queue_offset for record in records] == list(range(9))
+
+
+@pytest.mark.parametrize("changes", [0, 1, 3, 19])
+@pytest.mark.parametrize("sys_flag", [0, COMMIT, ROLLBACK])
+def test_runs_of_final_messages(changes: int, sys_flag: int) -> None:
+    """Their ids and numbers differ; so do their queues, once or often."""
+    single, run = Site(), Site()
+    drafts = []
+    for number in range(40):
+        each = draft(number, queue_id=number * (changes + 1) // 40 % 2, sys_flag=sys_flag)
+        each.properties += b"number\x01%02d\x02" % number
+        drafts.append(each)
+    for each in drafts:
+        single.putter.put(each)
+    run.putter.put_run(drafts)
+    assert run.files() == single.files()
+    assert run.dispatch.dispatched_until == single.dispatch.dispatched_until

@@ -24,6 +24,7 @@ A broker without these requests answers 3, and the client continues message by m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -38,6 +39,7 @@ from skylark.broker.transaction.half_message import HALF_QUEUE_ID, half_suffix
 from skylark.broker.transaction.transaction_service import TransactionService
 from skylark.core.errors import BrokerError
 from skylark.core.names import HALF_TOPIC, is_retry_topic
+from skylark.store.index_keys import alike_ids
 from skylark.store.message_store import MessageStore
 from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire import properties as names
@@ -106,7 +108,13 @@ class SendHalvesStep:
         batch = split_batch(body, size_max=len(body))
         middle = f"{common}{names.PROPERTY_TRAN_MSG}\x01true\x02{self._checks.added_text}".encode()
         completed = [
-            self._properties(raw, middle, draft.topic, draft.queue_id) for raw in batch.properties
+            raw
+            + (b"" if raw.endswith(b"\x02") else b"\x02")
+            + middle
+            + half_suffix(unique_id, draft.topic, draft.queue_id)
+            for raw, unique_id in zip(
+                batch.properties, self._unique_ids(batch.properties), strict=True
+            )
         ]
         if sum(map(len, batch.bodies)) + sum(map(len, completed)) > (
             self._store.config.record_size_max
@@ -114,7 +122,15 @@ class SendHalvesStep:
             raise self._illegal("these half messages are too large for one request")
         return batch.with_properties(completed)
 
-    def _properties(self, raw: bytes, middle: bytes, topic: str, queue_id: int) -> bytes:
+    def _unique_ids(self, property_strings: Sequence[bytes]) -> list[bytes]:
+        """The unique id of each message; raises BrokerError if one has none, or a special name."""
+        alike = alike_ids(property_strings) if property_strings else None
+        if alike is None:
+            return [self._unique_id(raw) for raw in property_strings]
+        self._unique_id(property_strings[0])  # the others have the same names
+        return alike.ids()
+
+    def _unique_id(self, raw: bytes) -> bytes:
         try:
             text = raw.decode()
         except UnicodeDecodeError as error:
@@ -122,8 +138,7 @@ class SendHalvesStep:
         unique_id, actions = self._scan(text)
         if unique_id is None or actions or _GROUP_ITEM in text:
             raise self._illegal(_ONE_BY_ONE)
-        end = b"" if raw.endswith(b"\x02") else b"\x02"
-        return raw + end + middle + half_suffix(unique_id.encode(), topic, queue_id)
+        return unique_id.encode()
 
     def _illegal(self, hint: str) -> BrokerError:
         return self._durability.refusal(PutStatus.MESSAGE_ILLEGAL, hint)

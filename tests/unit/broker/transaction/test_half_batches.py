@@ -165,6 +165,26 @@ async def test_a_batch_with_a_special_message_is_refused_as_a_whole(
         assert world.records(HALF) == []
 
 
+@pytest.mark.parametrize("change", ["", "DELAY\x0101\x02", "abcde\x01xyz\x02"])
+async def test_messages_that_are_alike_have_the_same_names(tmp_path: Path, change: str) -> None:
+    """Of many messages of one size only one is looked at."""
+    async with shop(tmp_path) as world:
+        parts = [part(number, f"abcde\x01{number:02}\x02") for number in range(40)]
+        if change:
+            parts[30] = part(30, change)
+        if change.startswith("DELAY"):
+            assert (await send(world, *parts)).code == 13
+            return
+        places = await sent(world, *parts)
+        assert [record.properties["__transactionId__"] for record in world.records(HALF)] == [
+            place.unique_id for place in places
+        ]
+        assert await end(world, places) == [0] * 40
+        assert [record.properties["abcde"] for record in world.records("T", 1)] == [
+            parse_properties(each.properties)["abcde"] for each in parts
+        ]
+
+
 async def test_malformed_requests(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         no_id = BatchMessage(b"x", b"KEYS\x01k\x02")
