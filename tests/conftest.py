@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 import pytest
@@ -112,6 +114,15 @@ def parse_seeds(text: str) -> range | None:
     if not seeds:
         raise pytest.UsageError(f"SEEDS={text}: expected <seed> or <first>-<last>")
     return seeds
+
+
+@pytest.fixture(autouse=True)
+def logging_stays() -> Iterator[None]:
+    """Logging is as it was: a command that runs within a test configures that of the process."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
 
 
 @pytest.fixture(scope="session")

@@ -58,7 +58,10 @@ def test_bad_seeds_are_refused(text: str) -> None:
         parse_seeds(text)
 
 
-def test_the_time_per_folder_is_printed(pytester: pytest.Pytester) -> None:
+def test_the_time_per_folder_is_printed(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ORDER", raising=False)  # its own run has none of our helpers
     pytester.makeconftest((Path(__file__).parent / "conftest.py").read_text())
     pytester.makepyfile(
         **{"tests/a/test_x": "def test_1(): pass\ndef test_2(): pass", "tests/b/test_y": ""}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -83,9 +84,10 @@ def test_rows_with_a_key_are_committed_in_their_order(pair: str) -> None:
         assert lane == sorted(lane)
 
 
-def test_a_log_on_two_brokers_is_refused(pair: str) -> None:
+def test_a_log_on_two_brokers_is_refused(tmp_path: Path) -> None:
     """Two brokers could disagree about what is decided."""
-    with Admin(ClientOptions(namesrv=pair)) as admin:
-        admin.topics.create(LOG_TOPIC, queue_count=QUEUE_COUNT)
-    with pytest.raises(ConfigError, match=f"topic {LOG_TOPIC} is on broker-a, broker-b"):
-        writer(pair, topic="Gone", delivery="exactly-once")
+    with cluster(tmp_path, "--brokers", "2", "--topic", "Gone:2") as namesrv:
+        with Admin(ClientOptions(namesrv=namesrv)) as admin:
+            admin.topics.create(LOG_TOPIC, queue_count=QUEUE_COUNT)
+        with pytest.raises(ConfigError, match=f"topic {LOG_TOPIC} is on broker-a, broker-b"):
+            writer(namesrv, topic="Gone", delivery="exactly-once")

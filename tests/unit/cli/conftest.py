@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 import pytest
@@ -27,12 +26,9 @@ def shell(namesrv: str) -> Shell:
 
 @pytest.fixture(autouse=True)
 def order_behind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Logging as it was, and no client left by a shell; a group ends where it looks like it."""
+    """No client is left by a shell; a group ends where it looks like it."""
     monkeypatch.setattr(consume, "GROUP_IDLE_S", 0.3)
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
     before = instance_count()
     yield
-    root.handlers[:], root.level = handlers, level
     if {"alone", "shell"} & set(request.fixturenames):
         assert instance_count() == before

@@ -80,12 +80,15 @@ def test_a_trace_is_shown(shell: Shell) -> None:
     assert any(line.split()[:1] == ["sent"] for line in shell.lines(*get))
 
 
-def test_the_account_of_a_message(shell: Shell, sent: dict[str, Any]) -> None:
+def test_the_account_of_a_message(shell: Shell) -> None:
+    topic = "message-test-explained"
+    shell.create(topic)
+    (sent,) = shell.produce(topic, "explained")
     explain = ("message", "explain", sent["msg_id"])
     (account,) = shell.json(*explain)
     assert (account["group"], account["consumed"]) == (None, False)
     assert account["checks"][-1]["check"] == "group"
-    shell.consume(T, "explained")
+    shell.consume(topic, "explained")
     (account,) = shell.json(*explain)
     assert (account["group"], account["consumed"]) == ("explained", None)
     assert account["verdict"].startswith("passed: the offset is past it")
