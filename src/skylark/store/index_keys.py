@@ -30,7 +30,7 @@ _UNIQ_KEY: Final = needle_of(b"UNIQ_KEY")
 _SEPARATOR: Final = b"\x02"
 _VALUE: Final = b"\x01"
 _INDEXED: Final = (b"TAGS", b"UNIQ_KEY", b"KEYS")
-_VALUES_COUNT_MIN: Final = 16  # strings from which on their values are compared by column
+_VALUES_COUNT_MIN: Final = 64  # strings from which on their values are compared by column
 
 
 #: TAGS, UNIQ_KEY and KEYS of one record; None where there is no such property, or an empty one.

@@ -60,6 +60,7 @@ _INNER_NUM: Final = b"INNER_NUM"
 _NUMBER_SIZE_MAX: Final = 18  # digits that surely fit into 64 bits
 _INT64_MAX: Final = (1 << 63) - 1
 _CACHED_TAGS_MAX: Final = 10_000
+_PARTS_RUN_MIN: Final = 64  # messages from which on a run of several queues is looked at
 _PART_COUNT_MIN: Final = 4  # neighbours of one queue, on average, that are entered together
 _ALIKE_MIN: Final = 4  # records from which on a check for equal properties pays off
 _UNKNOWN_LEVEL_MS: Final = 1_000  # as Java
@@ -277,9 +278,15 @@ class Reput:
 
         Returns false, and does nothing, for other runs.
         """
-        parts = [(queue, sum(1 for _ in part)) for queue, part in groupby(run.queues)]
+        first, total = run.queues[0], len(run.queues)
+        if run.queues.count(first) == total:
+            parts = [(first, total)]
+        elif total < _PARTS_RUN_MIN:
+            return False
+        else:
+            parts = [(queue, sum(1 for _ in part)) for queue, part in groupby(run.queues)]
         if (
-            len(parts) * _PART_COUNT_MIN > len(run.queues)
+            len(parts) * _PART_COUNT_MIN > total
             or None in tags_codes
             or not all(
                 type(queue) is ConsumeQueue and not self._is_awaited(queue.topic, queue.queue_id)

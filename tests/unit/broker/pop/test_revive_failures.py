@@ -147,10 +147,10 @@ async def test_a_store_that_takes_no_messages_is_tried_again_after_the_interval(
         assert len(client.world.records(RETRY)) == 8 * 32
 
 
-async def test_an_offset_behind_the_end_and_a_timer_that_starts_over_repeat_once(
+async def test_an_offset_behind_the_end_repeats_once_and_a_timer_that_starts_over_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The queue is read again, and the timer delivers all its records a second time."""
+    """The queue is read again; the timer finds in the log what it has delivered."""
     async with popping(tmp_path, reviveQueueNum="1") as client:
         (body,) = await fill(client, 1)
         with monkeypatch.context() as context:
@@ -164,5 +164,5 @@ async def test_an_offset_behind_the_end_and_a_timer_that_starts_over_repeat_once
     async with popping(tmp_path, reviveQueueNum="1") as client:
         await client.world.clock.advance(60)
         tags = [each.properties["TAGS"] for each in client.world.records(topic)]
-        assert tags == ["ck", "ck"]
+        assert tags == ["ck"]
         assert [each.body for each in client.world.records(RETRY)] == [body, body]
