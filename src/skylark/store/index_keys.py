@@ -86,11 +86,11 @@ def alike_ids(property_strings: Sequence[bytes]) -> AlikeIds | None:
     head, foot, common = first[:cut], first[end:], first[start:cut]
     endings = [properties[cut:end] for properties in property_strings]
     joined, whole = b"".join(endings), b"".join(property_strings)
-    if _SEPARATOR in joined or not joined.isascii() or not common.isascii():
-        return None
     if head + (foot + head).join(endings) + foot != whole and (
         len(endings) < _VALUES_COUNT_MIN or not _differ_in_values(first, whole, cut, end)
     ):
+        return None
+    if _SEPARATOR in joined or not joined.isascii() or not common.isascii():
         return None
     return AlikeIds(common, joined)
 

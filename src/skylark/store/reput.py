@@ -279,21 +279,19 @@ class Reput:
         Returns false, and does nothing, for other runs.
         """
         first, total = run.queues[0], len(run.queues)
+        if None in tags_codes:
+            return False
         if run.queues.count(first) == total:
             parts = [(first, total)]
         elif total < _PARTS_RUN_MIN:
             return False
         else:
             parts = [(queue, sum(1 for _ in part)) for queue, part in groupby(run.queues)]
-        if (
-            len(parts) * _PART_COUNT_MIN > total
-            or None in tags_codes
-            or not all(
-                type(queue) is ConsumeQueue and not self._is_awaited(queue.topic, queue.queue_id)
-                for queue, _ in parts
-            )
-        ):
-            return False
+            if len(parts) * _PART_COUNT_MIN > total:
+                return False
+        for queue, _ in parts:
+            if type(queue) is not ConsumeQueue or self._is_awaited(queue.topic, queue.queue_id):
+                return False
         entries = b"".join(map(CQ_ENTRY.pack, run.log_offsets, run.sizes, tags_codes))
         start = 0
         for queue, count in parts:
