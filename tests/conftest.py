@@ -116,6 +116,18 @@ def parse_seeds(text: str) -> range | None:
     return seeds
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Keep the format of captured log lines.
+
+    pytest adds its handlers to loggers that do not propagate, and Spark's set the format of every
+    handler they get, to one that leaves out ``record.message``.
+    """
+    plugin = session.config.pluginmanager.get_plugin("logging-plugin")
+    if plugin is not None:
+        for handler in (plugin.caplog_handler, plugin.report_handler):
+            handler.setFormatter = lambda _formatter: None
+
+
 @pytest.fixture(autouse=True)
 def logging_stays() -> Iterator[None]:
     """Logging is as it was: a command that runs within a test configures that of the process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from pyspark.logger import PySparkLogger
 
 from tests.conftest import folder_of, group_of, parse_seeds
 from tests.crash import test_property
@@ -70,6 +72,15 @@ def test_the_time_per_folder_is_printed(
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["*time per folder*", "*0.? s       2 tests  tests/a"])
     result.stdout.no_fnmatch_line("*tests/b")
+
+
+def test_the_loggers_of_spark_do_not_change_captured_log_lines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    PySparkLogger("test").addHandler(caplog.handler)
+    logging.getLogger("skylark.test").warning("a line")
+    assert [record.message for record in caplog.records] == ["a line"]
+    assert "{" not in caplog.text
 
 
 # ---- random order --------------------------------------------------------------------------------
