@@ -481,8 +481,8 @@ def _plain_message(common: Common, body: bytes, number: int) -> Message:
 def _json_message(common: Common, line: bytes, number: int) -> Message:
     """Parse a line of ``--jsonl`` into a message.
 
-    The options give tag and keys if the line has none, and further properties; the topic is always
-    that of the command.
+    The options give tag and keys if the line has none, and properties that it does not have. A line
+    names no topic, unless ``skylark consume`` has printed it; that topic is ignored.
     """
     import json
     from dataclasses import fields

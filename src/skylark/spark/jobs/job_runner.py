@@ -66,7 +66,7 @@ Report: TypeAlias = Callable[[JobProgress], object]
 
 
 class StreamTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run of a streaming query did: rows, batches, seconds, last lag, if stopped."""
+    """What one run of a streaming query did: rows, batches, seconds, last lag, how it ended."""
 
     rows: int
     batches: int  #: that had rows
