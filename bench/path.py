@@ -35,6 +35,7 @@ What the rows do:
 ``pull of 32``                a pull of a push consumer, answered by 32 messages
 ``pop 32 + acks``             a pop, answered by 32 messages, and 32 acks in one write; merging on.
                               Not beside a base that has no pop
+``..., not merging``          the same with merging off: pops and acks are stored
 ``send, wake and hold ...``   a message for a held pull: two replies, and the next pull is held
 ``half and commit ...``       a half message; its commit comes with the next half message
 ``..., 5.1.4``                the same by a client of that release; those without are of 5.5.0

@@ -22,8 +22,10 @@ REPLY: Final = re.compile(rb'"flag":[13][,}]')
 ROUTE, MAX_OFFSET = 105, 30
 
 
-def request_frame(code: int, fields: dict[str, str], opaque: int = 0) -> bytes:
-    """A request without a body, as a Java client would write it."""
+def request_frame(
+    code: int, fields: dict[str, str], opaque: int = 0, *, body: bytes = b""
+) -> bytes:
+    """A request, as a Java client would write it."""
     header = json.dumps(
         {
             "code": code,
@@ -36,7 +38,7 @@ def request_frame(code: int, fields: dict[str, str], opaque: int = 0) -> bytes:
         },
         separators=(",", ":"),
     ).encode()
-    return join_frame(header, b"")
+    return join_frame(header, body)
 
 
 def join_frame(header: bytes, body: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The row ``pop 32 + acks`` of :mod:`bench.path`: a pop of 32 messages, then an ack for each.
+"""The rows ``pop 32 + acks`` of :mod:`bench.path`: a pop of 32 messages, then an ack for each.
 
 Java's client acknowledges one by one: 32 requests, here in one write, as they leave it when
 handlers are quick. Receipts are made of the reply to the pop, as that client does. The recorded
@@ -11,13 +11,14 @@ import json
 from typing import Final
 
 from bench.harness import BenchError
-from bench.path_load.connection import Connection
+from bench.path_load.connection import Connection, request_frame
 from bench.path_load.frames import load
 from bench.path_load.rows import BATCH, WARM_UPS, Work
 
 #: Runs of a row for which there must be messages; a pair has 32 turns.
 RUNS_MAX: Final = WARM_UPS + 40
 BROKER: Final = "DEFAULT_BROKER"
+UPDATE_CONFIG: Final = 25
 
 
 class PopWork(Work):
@@ -33,7 +34,9 @@ class PopWork(Work):
         ]
 
     def prepare(self, broker: Connection) -> None:
-        """Fill the queue, and warm up."""
+        """Fill the queue, switch merging, and warm up."""
+        body = f"enablePopBufferMerge={'true' if self.row.kind == 'pop' else 'false'}"
+        broker.exchange(request_frame(UPDATE_CONFIG, {}, body=body.encode()), 1)
         frames = load(self.row.version, self.topic)
         for number in range(RUNS_MAX * self.row.writes):
             broker.exchange(frames["batch"].batch(number, BATCH, e=0), 1)

@@ -35,6 +35,8 @@ HALF_REPLY: Final = (
     re.compile(rb'"msgId":"[0-9A-F]*([0-9A-F]{16})"'),
     re.compile(rb'"queueOffset":"(\d+)"'),
 )
+#: Kinds of rows of which each frame brings or fetches :data:`BATCH` messages.
+MANY: Final = ("batch", "pull", "pop", "pop written")
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Row:
     """One row: ``writes`` writes make a turn (about 12 ms), each of ``in_a_read`` frames."""
 
     name: str
-    kind: str  #: "send", "batch", "pull", "pop", "wake" or "half"
+    kind: str  #: "send", "batch", "pull", "pop", "pop written", "wake" or "half"
     writes: int
     in_a_read: int = 1
     body_size: int = 100
@@ -51,9 +53,7 @@ class Row:
     @property
     def units(self) -> int:
         """Messages in a turn; transactions for ``half``."""
-        return (
-            self.writes * self.in_a_read * (BATCH if self.kind in ("batch", "pull", "pop") else 1)
-        )
+        return self.writes * self.in_a_read * (BATCH if self.kind in MANY else 1)
 
     @property
     def unit(self) -> str:
@@ -68,6 +68,7 @@ ROWS: Final = (
     Row("batch of 32", "batch", 50),
     Row("pull of 32", "pull", 200),
     Row("pop 32 + acks", "pop", 20),
+    Row("pop 32 + acks, not merging", "pop written", 10),
     Row("send, wake and hold a pull", "wake", 60, 1, 1024),
     Row("half and commit, one at a time", "half", 75),
     Row("half and commit, 16 in a read", "half", 16, IN_A_READ),
@@ -248,5 +249,11 @@ def make_work(row: Row, topic: str) -> Work:
     """What replays the row."""
     from bench.path_load.pop_work import PopWork  # which is a Work
 
-    kinds = {"pull": PullWork, "pop": PopWork, "wake": WakeWork, "half": TransactionWork}
+    kinds = {
+        "pull": PullWork,
+        "pop": PopWork,
+        "pop written": PopWork,
+        "wake": WakeWork,
+        "half": TransactionWork,
+    }
     return kinds.get(row.kind, Work)(row, topic)

@@ -162,7 +162,7 @@ class PopFeature(Feature):
         acks.on_check_point = base.stats.broker_stats.kept_check_point
         puts.add_request(
             AckMessageRequestHeader,
-            AckStep(acks, puts.durability),
+            AckStep(acks, puts.durability, lambda: puts.pipeline.put_number),
             AckCodec(),
             RequestCode.ACK_MESSAGE,
         )

@@ -1,8 +1,9 @@
 """Acknowledges popped messages: ACK, BATCH_ACK, and changes of the invisible time.
 
 The three are steps of the put pipeline (:mod:`skylark.broker.send.put_pipeline`), because most of
-them store a record: acks that come together are stored by one put, and an ack that only marks a
-check-point in memory stores nothing. The records of a batch ack are one put, too; the size of a
+them store a record: acks that come together are stored by one put, those of one pop as one record
+(a batch ack, as if the client had sent one), and an ack that only marks a check-point in memory
+stores nothing. The records of a batch ack are one put, too; the size of a
 batch is limited (:data:`BATCH_ENTRIES_MAX`, :data:`BATCH_OFFSETS_MAX`), because all of it is done
 in one turn of the loop.
 
@@ -20,9 +21,10 @@ Counterpart of Java's ``AckMessageProcessor`` and ``ChangeInvisibleTimeProcessor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from skylark.broker.api import AckResult, Peer, Pending
 from skylark.broker.groups.consumer_offsets import OffsetTable
@@ -33,7 +35,7 @@ from skylark.broker.pop.pop_record_writer import PopRecord, Receipt
 from skylark.broker.pop.pop_state import PopState
 from skylark.broker.pop.record_bounds import record_end
 from skylark.broker.send.put_outcome import Durability
-from skylark.broker.send.put_pipeline import Done, Drafted
+from skylark.broker.send.put_pipeline import Done, Drafted, Joined
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.clock import Clock
 from skylark.core.errors import (
@@ -70,6 +72,7 @@ BATCH_OFFSETS_MAX: Final = 32_768
 #: file of ordered pops 64 bits.
 _VISIBLE_MS_MAX: Final = 10**17
 
+_OFFSET: Final = re.compile("[0-9]{1,18}")  # the last field of a receipt handle
 _ACKED: Final = AckResult()
 _DONE: Final = Done(_ACKED)
 
@@ -184,15 +187,76 @@ class Acknowledger:
             self.on_order_free(topic, group, queue_id)
 
 
-class AckStep:
-    """ACK_MESSAGE (200051)."""
+class _NamedPop(NamedTuple):
+    """A pop that an ack of the current put has named, after all checks of the ack."""
 
-    def __init__(self, common: Acknowledger, durability: Durability) -> None:
+    put_number: int
+    topic: str
+    group: str
+    queue_id: int
+    #: The receipt handle up to the offset of the message, which is its last field.
+    handle: str
+    min_offset: int
+    max_offset: int
+    receipt: Receipt
+
+
+class AckStep:
+    """ACK_MESSAGE (200051).
+
+    Clients acknowledge the messages of one pop one by one, and these acks come together. So the
+    pop that was named last in a put is remembered: the next ack of it needs no checks but that of
+    its offset.
+    """
+
+    def __init__(
+        self, common: Acknowledger, durability: Durability, put_number: Callable[[], int]
+    ) -> None:
+        """``put_number``: that of the pipeline."""
         self._common = common
         self._durability = durability
+        self._put_number = put_number
+        self._named: _NamedPop | None = None
+        # Acks of the put that are stored: by check-point, each with what joins it.
+        self._open: dict[Receipt, Joined] = {}
+        self._open_number = -1
 
     def draft(self, peer: Peer, request: AckMessageRequestHeader) -> Drafted:
         """Check an ack, and mark the message or make the record of the ack."""
+        put_number = self._put_number()
+        if self._open_number != put_number:
+            self._open = {}
+            self._open_number = put_number
+        pop = self._same_pop(request, put_number)
+        if pop is None:
+            found = self._check(peer, request, put_number)
+            if isinstance(found, Done):
+                return found
+            pop = found
+        self._common.on_acked(pop.topic, pop.group, 1)
+        return self._draft(pop.receipt, request.offset)
+
+    def _same_pop(self, request: AckMessageRequestHeader, put_number: int) -> _NamedPop | None:
+        """The pop that was named last, if this ack names it, too."""
+        named = self._named
+        if named is None or named.put_number != put_number:
+            return None
+        handle, _, offset = request.extra_info.rpartition(" ")
+        is_same = (
+            handle == named.handle
+            and request.topic == named.topic
+            and request.consumer_group == named.group
+            and request.queue_id == named.queue_id
+            and named.min_offset <= request.offset <= named.max_offset
+            and not request.lite_topic
+            and _OFFSET.fullmatch(offset)
+        )
+        return named if is_same else None
+
+    def _check(
+        self, peer: Peer, request: AckMessageRequestHeader, put_number: int
+    ) -> _NamedPop | Done:
+        """The pop that an ack names, or the outcome of an ack that needs no record."""
         common = self._common
         common.check(peer, request)
         topic, group, queue_id = request.topic, request.consumer_group, request.queue_id
@@ -210,9 +274,27 @@ class AckStep:
         reason = common.has_no_effect(handle, handle.broker_name)
         if reason is not None:
             return Done(AckResult(reason))
-        common.on_acked(topic, group, 1)
-        draft = common.state.ack_draft(_receipt(request, handle), (offset,))
-        return _DONE if draft is None else draft
+        text = request.extra_info.rpartition(" ")[0]
+        receipt = _receipt(request, handle)
+        found = _NamedPop(put_number, topic, group, queue_id, text, min_offset, max_offset, receipt)
+        if handle.queue_offset >= 0 and handle.log_offset < 0:
+            self._named = found
+        return found
+
+    def _draft(self, receipt: Receipt, offset: int) -> Drafted:
+        state, joined = self._common.state, self._open.get(receipt)
+        if joined is not None:
+            assert isinstance(joined.draft, PopRecord)
+            open_ack = joined.draft
+            draft = state.ack_draft(receipt, (offset,), open_ack)
+            if draft is open_ack:
+                return joined
+        else:
+            draft = state.ack_draft(receipt, (offset,))
+        if draft is None:
+            return _DONE
+        self._open[receipt] = Joined(draft, partial(state.records.complete_ack, draft))
+        return draft
 
     def finish(
         self,

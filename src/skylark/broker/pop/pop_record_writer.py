@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from skylark.broker.api import Pending
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.pop.pop_totals import ACK, CHECK_POINT, PopTotals
@@ -27,6 +29,7 @@ from skylark.store.commit_log import Draft
 from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire import properties as names
 from skylark.wire.pop_records import CHECK_POINT_TAG, Ack, CheckPoint, PopKey
+from skylark.wire.properties import encode_properties
 
 
 class Receipt(NamedTuple):
@@ -53,6 +56,11 @@ class PopRecord(Draft):
 
     #: Group, topic and kind, under which it counts when it is stored.
     series: tuple[str, str, str] = ("", "", "")
+    is_counted: bool = False
+    #: The properties in its property string.
+    items: dict[str, str] = msgspec.field(default_factory=dict)
+    #: What an ack acknowledges; None for a check-point.
+    ack: Ack | None = None
 
 
 class PopRecordWriter:
@@ -93,8 +101,9 @@ class PopRecordWriter:
         return self._when_durable(last)
 
     def count(self, record: PopRecord, result: PutResult) -> None:
-        """Count a record after its put; for callers that put it themselves."""
-        if result.status.stored:
+        """Count a record once after its put; for callers that put it themselves."""
+        if result.status.stored and not record.is_counted:
+            record.is_counted = True
             self.totals.count_written(record.series)
 
     def _when_durable(self, result: PutResult) -> Pending[None] | None:
@@ -129,7 +138,7 @@ class PopRecordWriter:
             is_batch=len(queue_offsets) > 1,
         )
         deliver_ms = receipt.pop_time_ms + receipt.invisible_ms
-        return self._record(
+        record = self._record(
             (receipt.group, receipt.topic, ACK),
             ack.tag,
             ack.encode(),
@@ -137,6 +146,27 @@ class PopRecordWriter:
             deliver_ms,
             receipt.revive_queue_id,
         )
+        record.ack = ack
+        return record
+
+    def add_to_ack(self, record: PopRecord, queue_offsets: Sequence[int]) -> None:
+        """Acknowledge more messages of the check-point by an ack that is not stored yet.
+
+        :meth:`complete_ack` must follow before the put.
+        """
+        ack = record.ack
+        assert ack is not None, "a check-point acknowledges nothing"
+        ack.queue_offsets = [*ack.queue_offsets, *queue_offsets]
+        ack.is_batch = True
+
+    def complete_ack(self, record: PopRecord) -> None:
+        """Give an ack that was added to its content: that of a batch ack."""
+        ack = record.ack
+        assert ack is not None, "a check-point acknowledges nothing"
+        record.body = ack.encode()
+        record.items |= {names.PROPERTY_UNIQ_KEY: ack.unique_key, names.PROPERTY_TAGS: ack.tag}
+        record.properties = encode_properties(record.items).encode()
+        self._writer.fit_copy(record)
 
     def _record(
         self,
@@ -163,6 +193,7 @@ class PopRecordWriter:
         refused = self._writer.prepare_own(draft, properties)
         if refused is not None:
             raise self._refusal(refused)
+        draft.items = properties
         return draft
 
 

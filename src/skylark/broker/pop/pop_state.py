@@ -339,17 +339,26 @@ class PopState:
         draft = self.ack_draft(receipt, queue_offsets)
         return None if draft is None else self.records.put(draft)
 
-    def ack_draft(self, receipt: Receipt, queue_offsets: Sequence[int]) -> PopRecord | None:
+    def ack_draft(
+        self, receipt: Receipt, queue_offsets: Sequence[int], open_ack: PopRecord | None = None
+    ) -> PopRecord | None:
         """:meth:`ack` without the put: the caller stores the draft with those of other requests.
 
         Acks that came together are one run of the put pipeline, and so one put. None: the ack is
         in memory, nothing is to be stored. The draft is prepared for the timer already; raises
         BrokerError if that refuses it. The message counts as acknowledged, also for
         :meth:`in_flight`: if the put fails, the client gets the error and the message comes back.
+
+        ``open_ack``: an earlier ack of the same check-point that is not stored yet. It gets these
+        offsets, too, and is the result; it must be completed
+        (:meth:`PopRecordWriter.complete_ack`).
         """
         draft = None
         held = self._buffer.find(receipt.key)
-        if held is None:
+        if held is None and open_ack is not None:
+            draft = open_ack
+            self.records.add_to_ack(draft, queue_offsets)
+        elif held is None:
             draft = self.records.ack(receipt, queue_offsets)
         else:
             self._buffer.ack(held, queue_offsets)

@@ -10,6 +10,9 @@ A run is the requests that were read from one connection at once: sends (10, 310
 about half messages (37) and others that store messages, in any order; a run of one is a single
 request. The type of a request chooses its :class:`PutStep`.
 
+Requests may share a message (:class:`Joined`): acks of one pop that come together become one
+record.
+
 A request that is refused in step 1 or 2 gets its error as outcome and does not split the run. Only
 a request that needs the earlier messages of its run in the log splits it into two puts
 (:data:`STORE_FIRST`): a decision about a half message of the same run, the second decision about a
@@ -53,8 +56,17 @@ class Done(msgspec.Struct, eq=False):
     outcome: object
 
 
-#: Result of drafting a request: a message to be stored, its outcome, or neither yet.
-Drafted: TypeAlias = Draft | Done | Literal[StoreFirst.STORE_FIRST]
+class Joined(msgspec.Struct, eq=False):
+    """The message of an earlier request of the same put stores this request as well."""
+
+    draft: Draft
+    #: Gives the draft its final content; called once, before the put.
+    complete: Callable[[], None]
+
+
+#: Result of drafting a request: a message to be stored, that of an earlier request, the outcome of
+#: the request, or neither yet.
+Drafted: TypeAlias = Draft | Joined | Done | Literal[StoreFirst.STORE_FIRST]
 
 
 class PutStep(Protocol):
@@ -78,6 +90,8 @@ class PutPipeline:
         self._durability = durability
         self._steps: dict[type, PutStep] = {}
         self._after_put: tuple[Callable[[], None], ...] = ()
+        #: The put that the next draft belongs to: a draft of another put cannot be joined any more.
+        self.put_number = 0
 
     def add_step(
         self, request: type, step: PutStep, *, after_put: Callable[[], None] | None = None
@@ -106,14 +120,15 @@ class PutPipeline:
         outcomes: list[Any] = [None] * len(requests)
         places: list[int] = []
         drafts: list[Draft] = []
+        joined: list[tuple[int, Joined]] = []
         for place, request in enumerate(requests):
             drafted: Drafted | BaseException
             try:
                 step = steps[type(request)]
                 drafted = step.draft(peer, request)
                 if drafted is STORE_FIRST:
-                    self._put(requests, places, drafts, outcomes)
-                    places, drafts = [], []
+                    self._put(requests, places, drafts, joined, outcomes)
+                    places, drafts, joined = [], [], []
                     drafted = step.draft(peer, request)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the outcome
                 outcomes[place] = request if isinstance(request, Exception) else error
@@ -123,10 +138,12 @@ class PutPipeline:
             if isinstance(drafted, Draft):
                 places.append(place)
                 drafts.append(drafted)
+            elif isinstance(drafted, Joined):
+                joined.append((place, drafted))
             else:
                 assert isinstance(drafted, Done), "STORE_FIRST comes once per request"
                 outcomes[place] = drafted.outcome
-        self._put(requests, places, drafts, outcomes)
+        self._put(requests, places, drafts, joined, outcomes)
         return outcomes
 
     def _put(
@@ -134,18 +151,34 @@ class PutPipeline:
         requests: Sequence[Any],
         places: list[int],
         drafts: list[Draft],
+        joined: list[tuple[int, Joined]],
         outcomes: list[Any],
     ) -> None:
-        """Store drafts and set the outcomes of their requests, whose indexes are ``places``."""
+        """Store drafts and set the outcomes of their requests, whose indexes are ``places``.
+
+        ``joined``: the requests that have joined one of the drafts, by index.
+        """
+        self.put_number += 1
         if not drafts:
             return
         try:
+            if joined:
+                for each in {id(each): each for _, each in joined}.values():
+                    each.complete()
             results = self._writer.put_run(drafts)
             is_durable = self._durability.is_durable_now(results)
         except Exception as error:  # noqa: BLE001 - the outcome
-            for place in places:
+            for place in (*places, *(place for place, _ in joined)):
                 outcomes[place] = error
         else:
+            if joined:
+                result_of = {
+                    id(draft): result for draft, result in zip(drafts, results, strict=True)
+                }
+                for place, each in joined:
+                    places.append(place)
+                    drafts.append(each.draft)
+                    results.append(result_of[id(each.draft)])
             for place, draft, result in zip(places, drafts, results, strict=True):
                 request = requests[place]
                 try:
