@@ -1,125 +1,61 @@
-"""What tasks of Celery cost with our transport: beside kombu's own queue in memory.
+"""What the integrations cost: tasks of Celery and of taskiq, and the functions of a ``TypedApp``.
 
-``make bench PART=tasks`` starts ``skylark up``, and in this process, for each transport, an
-application of Celery and its worker, with four threads. The extra ``celery`` is needed.
+``make bench PART=tasks`` starts ``skylark up``; all that sends, runs and consumes is in this
+process. The extras ``celery`` and ``taskiq`` are needed.
 
-``send``          ``apply_async`` of a task, one after the other; nobody runs them
-``send and run``  the same with a worker, until the last task has run
+``Celery send``          ``apply_async`` of a task, one after the other; nobody runs them
+``Celery send and run``  the same with a worker, until the last task has run
+``taskiq send``          ``kiq`` of a task, one after the other; nobody runs them
+``taskiq send and run``  the same with a worker, until the last task has run
+``consume``              a batch of small JSON messages is sent, until the last was handled
 
-The queue in memory stores nothing and leaves the process for nobody: the difference to it is what
-the client and the broker take together. Sends wait for the broker, which stores each task before
-it answers.
+Tasks are measured with Skylark and with the queue in memory that the framework itself has: that of
+kombu, and ``InMemoryBroker``. Such a queue stores nothing and leaves the process for nobody: the
+difference to it is what the client and the broker take together. Sends wait for the broker, which
+stores each task before it answers. ``InMemoryBroker`` has no queue at all, it starts a task where
+it is sent; ``taskiq send, in memory`` drops tasks instead.
+
+``consume`` compares the typed subscriber with a push consumer whose function decodes the same
+messages by itself: the difference is what the typed layer takes. A run is one batch, so that its
+send adds little to either.
 """
 
 from __future__ import annotations
 
 import tempfile
-import threading
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import celery
-from celery.contrib.testing.worker import start_worker
-from celery.signals import setup_logging
-from kombu import pools
-
-import skylark.integrations.kombu  # noqa: F401 - registers the URL
 from bench.harness import Case, compile_package, main
+from bench.tasks_load.of_celery import celery_cases
+from bench.tasks_load.of_taskiq import RUN, SENT, taskiq_cases
+from bench.tasks_load.of_typed_app import PLAIN, TYPED, typed_cases
+from skylark import ClientOptions
+from skylark.sync import Admin
 from tests.support.up import cluster
 
-#: Tasks of one run.
+#: Of one run. A message takes far less time than a task, and a run must not be short.
 TASKS: Final = 500
-WORKERS: Final = 4
-#: The queue in memory sleeps for so long when it is empty, and when the prefetch count is reached.
-#: Workers that are not measured poll as well, so it must not be short, nor reached often.
-POLL_S: Final = 0.02
-PREFETCH: Final = 64  # for each thread
-TIMEOUT_S: Final = 120
-MEMORY: Final = "memory://"
+MESSAGES: Final = 5_000
 
 
-def keep_logging(**_options: object) -> None:
-    """A receiver keeps workers from changing the loggers of this process."""
-
-
-setup_logging.connect(keep_logging)
-
-
-class Counter:
-    """Counts tasks that ran, from any thread.
-
-    All applications share one: Celery keeps the tasks that a process runs in a global table, so
-    the worker of one application may call the function of another.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._left = 0
-        self._done = threading.Event()
-
-    def expect(self, count: int) -> None:
-        self._done.clear()
-        self._left = count
-
-    def count(self, _number: int) -> None:
-        with self._lock:
-            self._left -= 1
-            if not self._left:
-                self._done.set()
-
-    def wait(self) -> None:
-        if not self._done.wait(TIMEOUT_S):
-            raise TimeoutError(f"{self._left} tasks did not run in {TIMEOUT_S} s")
-
-
-class Site:
-    """An application of Celery with one transport; its worker, if it has one, runs already."""
-
-    def __init__(self, stack: ExitStack, url: str, counter: Counter, *, has_worker: bool) -> None:
-        self._counter = counter if has_worker else None
-        app = celery.Celery("bench", broker=url, set_as_current=False)
-        app.conf.update(
-            broker_transport_options={"polling_interval": POLL_S},
-            worker_prefetch_multiplier=PREFETCH,
-            task_default_queue="run" if has_worker else "send",
-            task_ignore_result=True,
-        )
-        self._task: Any = app.task(name="count", shared=False, typing=False)(counter.count)
-        self._producer = stack.enter_context(app.producer_pool.acquire(block=True))
-        if has_worker:
-            stack.enter_context(
-                start_worker(app, pool="threads", concurrency=WORKERS, perform_ping_check=False)
-            )
-
-    def run(self, count: int) -> None:
-        if self._counter is not None:
-            self._counter.expect(count)
-        for number in range(count):
-            self._task.apply_async((number,), producer=self._producer)
-        if self._counter is not None:
-            self._counter.wait()
-
-
-def cases(stack: ExitStack, url: str, count: int = TASKS) -> list[Case]:
-    """Both works with both transports, of so many tasks a run."""
-    stack.callback(pools.reset)  # closes the connections of senders
-    found, counter = [], Counter()
-    for what, has_worker in (("send", False), ("send and run", True)):
-        for name, address, floor in (
-            ("in memory", MEMORY, None),
-            ("Skylark", url, f"{what}, in memory"),
-        ):
-            site = Site(stack, address, counter, has_worker=has_worker)
-            run = partial(site.run, count)
-            found.append(Case(f"{what}, {name}", run, count, "task", floor))
-    return found
+def cases(
+    stack: ExitStack, namesrv: str, tasks: int = TASKS, messages: int = MESSAGES
+) -> list[Case]:
+    """All cases, of so many tasks or messages a run; their workers and consumers run already."""
+    with Admin(ClientOptions(namesrv=namesrv)) as admin:
+        for topic in (SENT, RUN, PLAIN, TYPED):
+            admin.topics.create(topic)
+    return [
+        *celery_cases(stack, namesrv, tasks),
+        *taskiq_cases(stack, namesrv, tasks),
+        *typed_cases(stack, namesrv, messages),
+    ]
 
 
 if __name__ == "__main__":
     compile_package()
     with ExitStack() as _stack:
         _home = Path(_stack.enter_context(tempfile.TemporaryDirectory()))
-        _namesrv = _stack.enter_context(cluster(_home))
-        main("tasks", cases(_stack, f"skylark+rocketmq://{_namesrv}"))
+        main("tasks", cases(_stack, _stack.enter_context(cluster(_home))))
