@@ -1,4 +1,4 @@
-"""What it costs to start: time until ready, memory at rest, time to import; beside Apache RocketMQ.
+"""What it costs to start: servers beside Apache RocketMQ, imports, and a consumer in a test.
 
 ``make bench PART=startup``; ``ROWS='ready,memory*'`` picks rows, ``ARGS="--alone"`` leaves Apache
 RocketMQ out (else a JDK and Maven are needed), ``ARGS="--rounds 9 --json FILE"`` measures more
@@ -18,6 +18,10 @@ often and appends results to a file, where a second run at the same commit finds
                     server, and two brokers
 ``import skylark``  in a new interpreter, without the time that this one needs to start
 ``import clients``  the same for what a program with a producer and a consumer imports
+``first message``   with a broker of :mod:`skylark.testing` in this process, as the pytest fixtures
+                    have it: from the call that creates a push consumer until its function has the
+                    message that is there already. ``sync``: ``skylark.sync`` at ``sync_broker()``,
+                    on loopback; ``aio``: ``skylark.aio`` at ``broker()``, without sockets
 
 All are measured in alternating rounds, forward and backward, after one that does not count; a
 figure is the median over rounds.
@@ -26,6 +30,7 @@ figure is the median over rounds.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import signal
 import socket
@@ -33,6 +38,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -50,6 +56,9 @@ from bench.harness import (
     machine_facts,
     run_program,
 )
+from skylark import Message, MessageExt
+from skylark.sync import Producer, PushConsumer
+from skylark.testing import broker, sync_broker
 from tests.interop.java import HOST, ApacheBroker, ApacheNamesrv
 from tests.interop.process import ProcessError, draw_port
 from tests.interop.toolchain import CURRENT, ToolchainError, check_tools, classpath, java_version
@@ -58,6 +67,7 @@ BENCH: Final = "startup"
 ROUNDS: Final = 5
 IDLE_S: Final = 3.0
 START_TIMEOUT_S: Final = 120.0
+MESSAGE_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 30.0
 POLL_S: Final = 0.002
 #: So that a disk that is more than three quarters full stops nobody.
@@ -65,6 +75,7 @@ SETTINGS: Final = {"diskMaxUsedSpaceRatio": "95"}
 
 READY, MEMORY, APART = "ready", "memory idle", "memory apart"
 THREE, IMPORT, CLIENTS = "memory of three", "import skylark", "import clients"
+FIRST_SYNC, FIRST_AIO = "first message sync", "first message aio"
 IMPORTS: Final = {
     IMPORT: "import skylark",
     CLIENTS: "from skylark import Message; from skylark.sync import Producer, PushConsumer",
@@ -87,6 +98,8 @@ ROWS: Final = (
     Row(THREE, "MB"),
     Row(IMPORT, "ms", 150.0),
     Row(CLIENTS, "ms"),
+    Row(FIRST_SYNC, "ms", 50.0),
+    Row(FIRST_AIO, "ms", 50.0),
 )
 
 #: Figures by the name of the row; what they are made of under ``ROW: PART``.
@@ -180,6 +193,54 @@ def imports(_folder: Path, _idle_s: float) -> Found:
     return found
 
 
+def first_messages(_folder: Path, _idle_s: float) -> Found:
+    return {
+        FIRST_SYNC: first_message_sync() * 1e3,
+        FIRST_AIO: asyncio.run(first_message_aio()) * 1e3,
+    }
+
+
+def first_message_sync() -> float:
+    """Seconds; the time is taken by the handler itself, on its thread."""
+    handled_s: list[float] = []
+    handled = threading.Event()
+
+    def handle(_message: MessageExt) -> None:
+        handled_s.append(time.perf_counter())
+        handled.set()
+
+    with sync_broker() as b, Producer("producers", b.options) as producer:
+        topic, group = b.topic(), b.group()
+        producer.send(Message(topic, b"hello"))
+        began_s = time.perf_counter()
+        consumer = PushConsumer(group, b.options)
+        consumer.subscribe(topic, handle)
+        with consumer:
+            if not handled.wait(MESSAGE_TIMEOUT_S):
+                raise BenchError(f"no message in {MESSAGE_TIMEOUT_S:g} s")
+    return handled_s[0] - began_s
+
+
+async def first_message_aio() -> float:
+    handled: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+    async def handle(_message: MessageExt) -> None:
+        if not handled.done():
+            handled.set_result(time.perf_counter())
+
+    async with broker() as b, b.producer() as producer:
+        topic, group = await b.topic(), await b.group()
+        await producer.send(Message(topic, b"hello"))
+        began_s = time.perf_counter()
+        consumer = b.consumer(group)
+        consumer.subscribe(topic, handle)
+        async with consumer:
+            try:
+                return await asyncio.wait_for(handled, MESSAGE_TIMEOUT_S) - began_s
+            except TimeoutError as error:
+                raise BenchError(f"no message in {MESSAGE_TIMEOUT_S:g} s") from error
+
+
 # ---- Apache's -----------------------------------------------------------------------------------
 
 
@@ -226,6 +287,7 @@ MEASURES: Final = (
     Measure(apart, (APART,)),
     Measure(three, (THREE,)),
     Measure(imports, (IMPORT, CLIENTS)),
+    Measure(first_messages, (FIRST_SYNC, FIRST_AIO)),
 )
 
 

@@ -10,7 +10,19 @@ import pytest
 
 from bench import startup
 from bench.harness import BenchError
-from bench.startup import APART, IMPORT, MEMORY, READY, ROWS, Row, format_table, make_result, select
+from bench.startup import (
+    APART,
+    FIRST_AIO,
+    FIRST_SYNC,
+    IMPORT,
+    MEMORY,
+    READY,
+    ROWS,
+    Row,
+    format_table,
+    make_result,
+    select,
+)
 
 
 def row(name: str) -> Row:
@@ -20,6 +32,7 @@ def row(name: str) -> Row:
 
 def test_rows_are_chosen_by_patterns() -> None:
     assert select("") == list(ROWS)
+    assert [each.name for each in select("first*")] == [FIRST_SYNC, FIRST_AIO]
     assert [each.name for each in select("ready, import s*")] == [READY, IMPORT]
     with pytest.raises(BenchError, match="no row matches nosuch; there are: ready, memory idle"):
         select("nosuch")
@@ -62,6 +75,9 @@ def test_a_small_run_measures_ours_and_is_resumed(
     assert entries[MEMORY]["samples"][0] > 5
     assert sorted(entries[APART]["parts"]) == ["broker", "namesrv"]
     assert sorted(entries["memory of three"]["parts"]) == ["broker 1", "broker 2", "supervisor"]
+    for name in (FIRST_SYNC, FIRST_AIO):
+        assert entries[name]["unit"] == "ms"
+        assert entries[name]["samples"][0] > 0.1  # of a broker and a client, over requests
     again = io.StringIO()
     startup.run(arguments, stdout=again)
     assert (
