@@ -22,10 +22,11 @@ clients, since the others are slower or quicker, and fewer requests in a read co
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -129,8 +130,16 @@ def _command(who: str) -> list[str]:
     if who == "C++ wheel":
         return [sys.executable, str(FOLDER / "cpp_producer.py")]
     if who == "Go v2":
-        return [str(filled("coverage-go", _build_go) / "load")]
-    return [_tool("node"), str(filled("coverage-node", _install_node) / "load.js")]
+        return [str(_made("go", _build_go) / "load")]
+    return [_tool("node"), str(_made("node", _install_node) / "load.js")]
+
+
+def _made(language: str, make: Callable[[Path], None]) -> Path:
+    """The folder with the program of this language, made anew when its sources have changed."""
+    digest = hashlib.sha256()
+    for source in sorted((FOLDER / language).iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return filled(f"coverage-{language}-{digest.hexdigest()[:16]}", make)
 
 
 def _tool(name: str) -> str:

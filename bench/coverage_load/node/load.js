@@ -15,12 +15,13 @@ const quiet = { info() {}, debug() {}, warn() {}, error: console.error };
 function message(number) {
   if (options.what === 'bare') return new Message(options.topic, BODY);
   const made = new Message(options.topic, TAGS[number % TAGS.length], BODY);
-  made.keys = `order-${number}`;
+  made.keys = [`order-${number}`];
   return made;
 }
 
 async function main() {
   const producer = new Producer({
+    httpclient: {}, // demanded, but only asked where no name server is given
     nameSrv: options.namesrv,
     producerGroup: options.group,
     logger: quiet,
