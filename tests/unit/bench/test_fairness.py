@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.compare_load.programs import LoadProgram, rate_between
-from bench.fairness import FAIRNESS, quiet_figures
+from bench.fairness import FAIRNESS, flow_figures, quiet_figures, shared_figures
 from bench.harness import BenchError
 
 
@@ -45,10 +45,52 @@ def test_a_quiet_producer_that_sent_nothing_is_no_result() -> None:
         quiet_figures([sent(1, 1.0)], 100, 200)
 
 
-def test_each_row_can_be_measured_and_has_a_goal() -> None:
+def asked(kind: str, at_ms: int, ms: float, messages: int = 0) -> dict[str, Any]:
+    return {"event": kind, "at_ms": at_ms, "ms": ms, "answered": True, "messages": messages}
+
+
+def test_what_came_out_is_set_beside_what_went_in() -> None:
+    producer = [count(0, 0), count(1_000, 1_000), count(2_000, 2_000)]
+    consumer = [count(0, 0), count(1_000, 0), count(2_000, 900)]
+    assert flow_figures(producer, consumer, 500, 2_500) == {
+        "produced": 1_000.0,
+        "consumed": 900.0,
+        "caught up": 90.0,
+    }
+    still = [count(0, 5), count(1_000, 5)]
+    assert flow_figures(still, still, 0, 1_000)["caught up"] == 0
+
+
+def test_requests_beside_a_flood_are_judged_by_their_kind_in_the_measured_time() -> None:
+    warm_up = [asked("pull", 10, 900.0, 32), asked("end", 10, 900.0), count(10, 0)]
+    pulls = [asked("pull", 1_000 + n, float(n), 32) for n in range(1, 101)]
+    ends = [asked("end", 1_000 + n, n / 10) for n in range(1, 101)]
+    lost = [asked("end", 1_500, 3_000.0) | {"answered": False}]
+    counts = [count(1_100, 1_000), count(1_600, 2_000)]
+    figures = shared_figures([*warm_up, *pulls, *ends, *lost, *counts], 1_000, 3_000)
+    assert figures == {
+        "pull p50": pytest.approx(50, abs=1),
+        "pull p99": pytest.approx(99, abs=1),
+        "end p50": pytest.approx(5, abs=0.1),
+        "end p99": pytest.approx(9.9, abs=0.1),
+        "pulled": 3_200 / 2,
+        "produced": 2_000.0,
+        "failed": 1,
+    }
+
+
+def test_a_kind_of_request_without_an_answer_is_no_result() -> None:
+    counts = [count(0, 0), count(1_000, 1)]
+    unanswered = asked("end", 500, 1.0) | {"answered": False}
+    with pytest.raises(BenchError, match="no end was answered"):
+        shared_figures([*counts, asked("pull", 500, 1.0), unanswered], 0, 1_000)
+
+
+def test_each_row_can_be_measured_and_has_a_goal_or_only_shows_its_times() -> None:
     for row in FAIRNESS.rows:
         assert row.kind in FAIRNESS.measures
-        assert any(figure.goal is not None for figure in row.figures)
+        has_goal = any(figure.goal is not None for figure in row.figures)
+        assert has_goal == (row.name != "shared")
 
 
 def test_a_program_gets_its_options_by_name(tmp_path: Any) -> None:
