@@ -325,7 +325,7 @@ def run(arguments: Sequence[str], *, stdout: TextIO) -> bool:
     chosen = select(options.rows)
     base = checkout_base(options.base) if options.base else None
     if base is not None and not (base.folder / POP_FOLDER).exists():
-        chosen = [row for row in chosen if row.kind != "pop"]
+        chosen = [row for row in chosen if not row.kind.startswith("pop")]
     source = ROOT / "src"
     compile_sources(source)
     facts = machine_facts()

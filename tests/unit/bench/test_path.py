@@ -126,6 +126,7 @@ def test_every_kind_of_row_runs_beside_itself() -> None:
         Row("pull", "pull", 2),
         Row("wake", "wake", 5, body_size=1024),
         Row("pop", "pop", 2),
+        Row("pop written", "pop written", 2),
         Row("half", "half", 2, in_a_read=3),
     ]
     assert {row.kind for row in rows} == {row.kind for row in ROWS}
