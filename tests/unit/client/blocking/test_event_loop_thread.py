@@ -111,15 +111,17 @@ def test_a_call_from_the_control_thread_is_refused() -> None:
 
 
 def test_a_forked_child_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    portal = shared_loop_thread()  # made before the fork, also if this test is the first
     monkeypatch.setattr("os.getpid", lambda: 1)
     with pytest.raises(ClientStateError, match="was forked: make clients after the fork"):
-        shared_loop_thread().call(fail())
+        portal.call(fail())
 
 
 def test_nothing_waits_while_the_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    portal = shared_loop_thread()
     monkeypatch.setattr("sys.is_finalizing", lambda: True)
     with pytest.raises(ClientStateError, match="the interpreter is ending"):
-        shared_loop_thread().call(fail())
+        portal.call(fail())
 
 
 class Numbers:
