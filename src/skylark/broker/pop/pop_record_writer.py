@@ -152,15 +152,16 @@ class PopRecordWriter:
     def add_to_ack(self, record: PopRecord, queue_offsets: Sequence[int]) -> None:
         """Acknowledge more messages of the check-point by an ack that is not stored yet.
 
-        :meth:`complete_ack` must follow before the put.
+        Each message is named once: of an ack that is read before its check-point, the revive keeps
+        only the first offsets. :meth:`complete_ack` must follow before the put.
         """
         ack = record.ack
         assert ack is not None, "a check-point acknowledges nothing"
-        ack.queue_offsets = [*ack.queue_offsets, *queue_offsets]
-        ack.is_batch = True
+        ack.queue_offsets = list(dict.fromkeys((*ack.queue_offsets, *queue_offsets)))
+        ack.is_batch = len(ack.queue_offsets) > 1
 
     def complete_ack(self, record: PopRecord) -> None:
-        """Give an ack that was added to its content: that of a batch ack."""
+        """Give an ack that was added to its content: mostly that of a batch ack."""
         ack = record.ack
         assert ack is not None, "a check-point acknowledges nothing"
         record.body = ack.encode()

@@ -18,7 +18,7 @@ from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.codes import ResponseCode
 from skylark.wire.headers.pop import AckMessageRequestHeader
 from skylark.wire.message import MessageRecord
-from skylark.wire.pop_records import decode_ack
+from skylark.wire.pop_records import BITS, decode_ack
 from tests.unit.broker.fake_endpoint import FakePeer
 from tests.unit.broker.pop.pop_client import MERGING, PopClient, Popped, fill, popping
 from tests.unit.broker.stored import await_flushes
@@ -155,6 +155,28 @@ async def test_an_ack_that_comes_twice_is_harmless(tmp_path: Path) -> None:
         requests = [ack_of(client, message) for message in (first, first, second, first)]
         assert codes(run(client, *requests)) == [0] * 4
         assert await bodies_that_come_back(client) == []
+
+
+async def test_an_ack_that_comes_often_crowds_out_no_other(tmp_path: Path) -> None:
+    """The revive keeps only so many offsets of a batch ack that it reads before its check-point."""
+    async with popping(tmp_path) as client:
+        await fill(client, 2)
+        first, second = await client.pop()
+        requests = [ack_of(client, message) for message in [first] * BITS + [second]]
+        assert codes(run(client, *requests)) == [0] * (BITS + 1)
+        (record,) = acks_in_log(client)
+        assert list(decode_ack(record.body, is_batch=True).queue_offsets) == [0, 1]
+
+
+async def test_the_same_ack_twice_is_no_batch_ack(tmp_path: Path) -> None:
+    async with popping(tmp_path) as client:
+        await fill(client, 2)
+        first, second = await client.pop()
+        assert codes(run(client, ack_of(client, first), ack_of(client, first))) == [0, 0]
+        (record,) = acks_in_log(client)
+        assert record.properties["TAGS"] == "ack"
+        assert record.properties["UNIQ_KEY"].startswith("T@0@0@")
+        assert await bodies_that_come_back(client) == [second.body]
 
 
 async def test_a_put_that_fails_is_the_outcome_of_all_its_acks(
