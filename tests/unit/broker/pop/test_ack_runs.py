@@ -11,12 +11,16 @@ import pytest
 
 from skylark.broker.api import AckResult, Pending
 from skylark.broker.pop.pop_record_writer import PopRecord
+from skylark.broker.send.put_pipeline import STORE_FIRST, Done, Drafted
 from skylark.core.errors import ServiceNotAvailableError, SkylarkError
 from skylark.core.names import TIMER_TOPIC
 from skylark.store.commit_log import Draft
 from skylark.store.store_results import PutResult, PutStatus
-from skylark.wire.codes import ResponseCode
-from skylark.wire.headers.pop import AckMessageRequestHeader
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.headers.pop import (
+    AckMessageRequestHeader,
+    ChangeInvisibleTimeRequestHeader,
+)
 from skylark.wire.message import MessageRecord
 from skylark.wire.pop_records import BITS, decode_ack
 from tests.unit.broker.fake_endpoint import FakePeer
@@ -231,3 +235,128 @@ async def test_a_record_counts_once(tmp_path: Path) -> None:
         run(client, *(ack_of(client, message) for message in messages))
         assert sum(totals.written.values()) == before + 1
         assert client.world.features.pop.state.in_flight("T", client.group, 0) == 0
+
+
+async def test_each_of_these_acks_is_refused_also_behind_a_good_one(tmp_path: Path) -> None:
+    async with popping(tmp_path) as client:
+        await fill(client, 3)
+        first, second, third = await client.pop()
+        text = str(second.handle).rpartition(" ")[0]
+        old_text = text.rpartition(" ")[0]
+        outcomes = run(
+            client,
+            ack_of(client, first),
+            ack_of(client, second, offset=-1),
+            ack_of(client, second, extraInfo=f"{text} {'1' * 19}"),
+            ack_of(client, second, extraInfo=f"{text} \u0661"),  # a digit of another script
+            ack_of(client, first, extraInfo=text),  # of an old client: the queue stands last
+            ack_of(client, second, extraInfo=f"{old_text} 1234567890"),
+            ack_of(client, third),
+        )
+        assert codes(outcomes) == [0, 208, 1, 1, 0, 1, 0]
+        assert await bodies_that_come_back(client) == [second.body]
+
+
+@MERGING
+async def test_a_pop_of_another_put_is_checked_again(tmp_path: Path, merge: str) -> None:
+    async with popping(tmp_path, enablePopBufferMerge=merge) as client:
+        await client.world.clock.advance(10)
+        await fill(client, 2)
+        first, second = await client.pop()
+        assert codes(run(client, ack_of(client, first))) == [0]
+        answer = await client.world.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+        assert answer.code == 0
+        assert codes(run(client, ack_of(client, second))) == [17]
+
+
+async def test_an_ack_with_another_revive_queue_is_a_record_of_its_own(tmp_path: Path) -> None:
+    async with popping(tmp_path) as client:
+        await fill(client, 2)
+        first, second = await client.pop()
+        revive_queue_id = first.handle.revive_queue_id
+        other = msgspec.structs.replace(second.handle, revive_queue_id=revive_queue_id + 1)
+        requests = [ack_of(client, first), ack_of(client, second, extraInfo=str(other))]
+        assert codes(run(client, *requests)) == [0, 0]
+        found = [record.properties["REAL_QID"] for record in acks_in_log(client)]
+        assert found == [str(revive_queue_id), str(revive_queue_id + 1)]
+
+
+class Split:
+    """A request that needs the earlier ones in the log."""
+
+
+class SplitStep:
+    def __init__(self) -> None:
+        self._is_split = False
+
+    def draft(self, _peer: object, _request: object) -> Drafted:
+        if self._is_split:
+            return Done(AckResult())
+        self._is_split = True
+        return STORE_FIRST
+
+    def finish(self, *_given: object, **_named: object) -> object:
+        raise AssertionError("this step has no drafts")
+
+
+async def test_a_record_is_not_joined_behind_its_put(tmp_path: Path) -> None:
+    async with popping(tmp_path) as client:
+        await fill(client, 5)
+        messages = await client.pop()
+        pipeline = client.world.features.puts.pipeline
+        pipeline.add_step(Split, SplitStep())
+        acks: list[Any] = [ack_of(client, message) for message in messages[:4]]
+        acks.insert(2, Split())
+        assert codes(run(client, *acks)) == [0] * 5
+        bodies = [record.body for record in acks_in_log(client)]
+        found = [list(decode_ack(body, is_batch=True).queue_offsets) for body in bodies]
+        assert found == [[0, 1], [2, 3]]
+        assert await bodies_that_come_back(client) == [messages[4].body]
+
+
+async def test_each_ack_has_the_result_of_its_own_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with popping(tmp_path) as client:
+        await fill(client, 4)
+        pops = [await client.pop(maxMsgNums=2) for _ in range(2)]
+        results = [PutResult(PutStatus.PUT_OK), PutResult(PutStatus.SERVICE_NOT_AVAILABLE)]
+        monkeypatch.setattr(client.world.features.puts.writer, "put_run", lambda _: results)
+        outcomes = run(client, *(ack_of(client, pop[place]) for place in range(2) for pop in pops))
+        kinds = [AckResult, ServiceNotAvailableError]
+        assert [type(outcome) for outcome in outcomes] == kinds * 2
+        monkeypatch.undo()
+
+
+async def test_every_ack_counts_for_the_statistics(tmp_path: Path) -> None:
+    async with popping(tmp_path) as client:
+        await fill(client, 3)
+        messages = await client.pop()
+        stats = client.world.features.stats.broker_stats
+        run(client, *(ack_of(client, message) for message in messages))
+        assert (stats.ack_count, stats.group_acks["T", client.group].count) == (3, 3)
+
+
+async def test_an_ack_finds_a_check_point_that_comes_into_memory(tmp_path: Path) -> None:
+    """It must not join the ack before, which came too early to find it."""
+    async with popping(tmp_path, enablePopBufferMerge="true") as client:
+        await client.world.clock.advance(10)
+        await fill(client, 1)
+        (message,) = await client.pop()
+        pop_time_ms = message.handle.pop_time_ms + 1
+        handle = msgspec.structs.replace(
+            message.handle,
+            start_offset=message.offset,
+            pop_time_ms=pop_time_ms,
+            invisible_ms=1_000,
+        )
+        ack = ack_of(client, message, extraInfo=str(handle))
+        change = msgspec.convert(
+            {**msgspec.to_builtins(ack), "extraInfo": str(message.handle), "invisibleTime": 1_000},
+            ChangeInvisibleTimeRequestHeader,
+        )
+        pipeline = client.world.features.puts.pipeline
+        outcomes = pipeline.run(FakePeer(), [ack, change, ack])
+        assert codes([outcomes[0], outcomes[2]]) == [0, 0]
+        assert outcomes[1].pop_time == pop_time_ms
+        assert await bodies_that_come_back(client) == []
