@@ -283,16 +283,16 @@ class AckStep:
 
     def _draft(self, receipt: Receipt, offset: int) -> Drafted:
         state, joined = self._common.state, self._open.get(receipt)
+        open_ack = None
         if joined is not None:
             assert isinstance(joined.draft, PopRecord)
-            open_ack = joined.draft
-            draft = state.ack_draft(receipt, (offset,), open_ack)
-            if draft is open_ack:
-                return joined
-        else:
-            draft = state.ack_draft(receipt, (offset,))
+            open_ack = joined.draft if joined.draft.has_room else None
+        draft = state.ack_draft(receipt, (offset,), open_ack)
         if draft is None:
             return _DONE
+        if draft is open_ack:
+            assert joined is not None
+            return joined
         self._open[receipt] = Joined(draft, partial(state.records.complete_ack, draft))
         return draft
 

@@ -28,7 +28,7 @@ from skylark.core.names import revive_topic
 from skylark.store.commit_log import Draft
 from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire import properties as names
-from skylark.wire.pop_records import CHECK_POINT_TAG, Ack, CheckPoint, PopKey
+from skylark.wire.pop_records import BITS, CHECK_POINT_TAG, Ack, CheckPoint, PopKey
 from skylark.wire.properties import encode_properties
 
 
@@ -61,6 +61,11 @@ class PopRecord(Draft):
     items: dict[str, str] = msgspec.field(default_factory=dict)
     #: What an ack acknowledges; None for a check-point.
     ack: Ack | None = None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an ack may name one more message; no pop has more than that."""
+        return self.ack is not None and len(self.ack.queue_offsets) < BITS
 
 
 class PopRecordWriter:

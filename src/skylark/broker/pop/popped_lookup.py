@@ -210,7 +210,7 @@ class _WrittenPops:
             return
         self._acked.add(key)
         # A change writes its check-point and the ack of the old one next to each other.
-        if self._last is not None and self._last[0] == log_offset:
+        if self._last is not None and self._last[0] == log_offset and not is_batch:
             new = self._last[1]
             if new.start_offset == offset and new.pop_time_ms != ack.pop_time_ms:
                 self._popped_ms[new.key] = self._popped_ms.get(key, ack.pop_time_ms)

@@ -117,6 +117,7 @@ class PutPipeline:
         outcome of later requests is None.
         """
         steps = self._steps
+        self.put_number += 1
         outcomes: list[Any] = [None] * len(requests)
         places: list[int] = []
         drafts: list[Draft] = []
@@ -128,6 +129,7 @@ class PutPipeline:
                 drafted = step.draft(peer, request)
                 if drafted is STORE_FIRST:
                     self._put(requests, places, drafts, joined, outcomes)
+                    self.put_number += 1
                     places, drafts, joined = [], [], []
                     drafted = step.draft(peer, request)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the outcome
@@ -158,7 +160,6 @@ class PutPipeline:
 
         ``joined``: the requests that have joined one of the drafts, by index.
         """
-        self.put_number += 1
         if not drafts:
             return
         try:

@@ -360,3 +360,14 @@ async def test_an_ack_finds_a_check_point_that_comes_into_memory(tmp_path: Path)
         assert codes([outcomes[0], outcomes[2]]) == [0, 0]
         assert outcomes[1].pop_time == pop_time_ms
         assert await bodies_that_come_back(client) == []
+
+
+async def test_a_record_names_no_more_messages_than_a_pop_has(tmp_path: Path) -> None:
+    """Of an ack that is read before its check-point, the revive keeps so many offsets."""
+    async with popping(tmp_path) as client:
+        await fill(client, 40)
+        first = (await client.pop(maxMsgNums=2))[0]
+        outcomes = run(client, *(ack_of(client, first, offset=offset) for offset in range(40)))
+        assert codes(outcomes) == [0] * 40
+        found = [decode_ack(record.body, is_batch=True) for record in acks_in_log(client)]
+        assert [list(ack.queue_offsets) for ack in found] == [list(range(32)), list(range(32, 40))]
