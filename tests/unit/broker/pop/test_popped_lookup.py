@@ -9,6 +9,7 @@ import pytest
 
 from skylark.broker.pop import popped_lookup
 from skylark.core.names import pop_retry_topic
+from skylark.wire.bodies.pop_body import BatchAck, BatchAckMessageRequestBody, encode_bit_set
 from skylark.wire.bodies.stats import ConsumeStats, PoppedReport
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body
@@ -97,6 +98,31 @@ async def test_a_message_that_was_not_acknowledged(tmp_path: Path, merge: str) -
         now_ms = client.world.clock.now_ms()
         assert len(await client.pop(invisibleTime=30_000)) == 1
         assert popped(await reported(client, 0, retry)) == (now_ms, 30_000, "hidden")
+
+
+async def test_a_batch_ack_behind_a_check_point_is_no_change(tmp_path: Path) -> None:
+    async with popping(tmp_path) as client:
+        await fill(client, 2)
+        messages = await client.pop(invisibleTime=30_000)
+        await client.world.clock.advance(1)
+        client.world.features.pop.state.advance("T", "g", 0, 0)  # as by a reset
+        now_ms = client.world.clock.now_ms()
+        assert len(await client.pop(invisibleTime=30_000)) == 2
+        handle = messages[0].handle
+        ack = BatchAck(
+            consumer_group="g",
+            topic="T",
+            retry="0",
+            start_offset=handle.start_offset,
+            queue_id=0,
+            revive_queue_id=handle.revive_queue_id,
+            pop_time=handle.pop_time_ms,
+            invisible_time=handle.invisible_ms,
+            bit_set=encode_bit_set([0, 1]),
+        )
+        body = BatchAckMessageRequestBody(broker_name="broker-a", acks=[ack])
+        assert (await client.batch_ack(body)).code == 0
+        assert popped(await reported(client, 0)) == (now_ms, 30_000, "hidden")
 
 
 async def test_messages_and_groups_are_told_apart(tmp_path: Path) -> None:
