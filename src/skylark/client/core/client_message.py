@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, Never, TypeVar, overload
 
 import msgspec
 
-from skylark.core.errors import InvalidMessageError, SkylarkError
+from skylark.core.errors import ConfigError, InvalidMessageError, SkylarkError
 from skylark.core.names import is_retry_topic
 from skylark.filter.tag import is_selectable
 from skylark.wire import properties as names
@@ -129,19 +129,50 @@ class TxState(enum.Enum):
     UNKNOWN = "UNKNOW"  # as Java spells it
 
 
-class RetryLater(SkylarkError):
-    """Raised by a handler: deliver the message again, after the delay of ``level`` if given."""
+_LEVEL_HINT: Final = (
+    "RetryLater(level=3) chooses a delay level of the broker: 1 is 1 s, 2 is 5 s, 3 is 10 s and so"
+    " on, by default up to 18, which is 2 h"
+)
+_LEVEL_MAX: Final = 2**31 - 1
 
-    def __init__(self, reason: str = "to be delivered again", *, level: int = 0) -> None:
-        super().__init__(reason)
+
+class RetryLater(SkylarkError):
+    """Raised by a handler: deliver the message again, after the delay of ``level`` if given.
+
+    ``level`` is a delay level of the broker: 1 is 1 s, 2 is 5 s, 3 is 10 s and so on. Without one,
+    the delay grows with the number of failures. Raises ConfigError for any other argument, such as
+    a number of seconds.
+    """
+
+    def __init__(
+        self,
+        reason: str | BaseException = "to be delivered again",
+        *,
+        level: int = 0,
+        **unknown: Never,
+    ) -> None:
+        for name in unknown:  # the first of them
+            raise ConfigError(
+                f"RetryLater got an unexpected keyword argument {name!r}", hint=_LEVEL_HINT
+            )
+        if not isinstance(reason, (str, BaseException)):
+            raise ConfigError(
+                f"the reason of RetryLater must be text, not {reason!r}", hint=_LEVEL_HINT
+            )
+        if not isinstance(level, int) or isinstance(level, bool) or not 0 <= level <= _LEVEL_MAX:
+            raise ConfigError(
+                f"the level of RetryLater must be a whole number from 0, not {level!r}",
+                hint=_LEVEL_HINT,
+            )
+        super().__init__(str(reason))
         self.level = level
 
 
 class DeadLetter(SkylarkError):
     """Raised by a handler: make the message a dead letter of the group at once."""
 
-    def __init__(self, reason: str = "for the dead letters") -> None:
-        super().__init__(reason)
+    def __init__(self, reason: str | BaseException = "for the dead letters") -> None:
+        super().__init__(str(reason))
 
 
 class MessageExt:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import copy
 import pickle
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
-from skylark.client.core.client_message import Message, MessageExt, checked_tag, joined_keys
-from skylark.core.errors import InvalidMessageError
+from skylark.client.core.client_message import (
+    DeadLetter,
+    Message,
+    MessageExt,
+    RetryLater,
+    checked_tag,
+    joined_keys,
+)
+from skylark.core.errors import ConfigError, InvalidMessageError
 from skylark.wire.compress import compress_body, compression_flags
 from skylark.wire.message import MessageRecord, decode_record, encode_record, pack_host
 from skylark.wire.properties import encode_properties
@@ -122,3 +130,39 @@ def test_a_compressed_body_is_opened_when_it_is_read(kind: int) -> None:
 
 def test_a_message_of_a_transaction_has_its_id() -> None:
     assert MessageExt(record(TRAN_MSG="true", UNIQ_KEY="U"), "b").transaction_id == "U"
+
+
+def test_outcomes_that_a_handler_raises() -> None:
+    assert RetryLater(level=3).level == 3
+    assert RetryLater().level == 0
+    assert str(RetryLater("not now")) == "not now"
+    copied = pickle.loads(pickle.dumps(RetryLater("not now", level=3)))
+    assert (str(copied), copied.level) == ("not now", 3)
+
+
+@pytest.mark.parametrize("kind", [RetryLater, DeadLetter])
+def test_the_reason_may_be_the_error_that_was_caught(kind: Any) -> None:
+    assert str(kind(ValueError("too small"))) == "too small"
+
+
+@pytest.mark.parametrize("given", [10, 0.5, True, timedelta(seconds=10)], ids=str)
+def test_a_number_is_no_reason_to_retry(given: Any) -> None:
+    """It would be a delay that nobody applies."""
+    with pytest.raises(ConfigError) as caught:
+        RetryLater(given)
+    assert f"must be text, not {given!r}: RetryLater(level=3)" in str(caught.value)
+    assert "1 is 1 s, 2 is 5 s, 3 is 10 s" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["delay", "seconds", "delay_level"])
+def test_another_keyword_names_the_level(name: str) -> None:
+    given: Any = {name: 10}
+    with pytest.raises(ConfigError) as caught:
+        RetryLater("not now", **given)
+    assert f"unexpected keyword argument {name!r}: RetryLater(level=3)" in str(caught.value)
+
+
+@pytest.mark.parametrize("level", [-1, 2**31, True, "3", 2.0, None])
+def test_a_level_that_no_broker_has_is_refused(level: Any) -> None:
+    with pytest.raises(ConfigError, match="must be a whole number from 0, not"):
+        RetryLater(level=level)
