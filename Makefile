@@ -2,7 +2,7 @@
 #
 # Only python3 (3.11 or newer) and make are assumed; the first target that needs more installs it
 # into .venv, without root, in two steps: Skylark itself (160 MB), which is all that `make up` and
-# `make demo ARGS=--no-spark` need, and the rest (1.4 GB: Spark and the tools). See CONTRIBUTING.md.
+# `make demo ARGS=--no-spark` need, and the rest (1.4 to 1.6 GB: Spark and the tools). See CONTRIBUTING.md.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -55,7 +55,7 @@ $(INSTALLED): requirements-base.lock pyproject.toml
 	@echo "set-up 1 of 2: done; . $(BIN)/activate puts skylark on your PATH"
 
 $(READY): $(INSTALLED) requirements.lock tools/setup_java.py tools/java.lock
-	@echo "set-up 2 of 2: Spark and the tools of development into $(VENV) (1.4 GB, a few minutes)"
+	@echo "set-up 2 of 2: Spark and the tools of development into $(VENV) (1.4 to 1.6 GB, a few minutes)"
 	@$(PIP) --use-pep517 --require-hashes -r requirements.lock
 	@$(BIN)/python tools/setup_java.py
 	@touch $@
