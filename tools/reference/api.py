@@ -179,7 +179,7 @@ def _signature(name: str, function: Callable[..., Any]) -> str:
     texts = []
     marked = False
     for parameter in signature.parameters.values():
-        if parameter.name == "self":
+        if parameter.name == "self" or parameter.annotation == "Never":  # there to be refused
             continue
         if parameter.kind is parameter.VAR_POSITIONAL:
             marked = True

@@ -26,7 +26,7 @@ from concurrent.futures import Future
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias, TypeVar, Unpack
+from typing import Any, Never, Protocol, Self, TypeAlias, TypeVar, Unpack
 
 from skylark.client.blocking.blocking_client import BlockingClient, LoopFacade, waiting
 from skylark.client.blocking.caller_errors import ABOUT_SERVERS, without_frames
@@ -34,6 +34,7 @@ from skylark.client.blocking.event_loop_thread import EventLoopThread
 from skylark.client.core.client_message import Message, MessageExt, SendResult, TxState
 from skylark.client.core.client_options import ClientOptions, Duration, seconds
 from skylark.client.core.service_state import require_running
+from skylark.client.core.validation import too_many_arguments
 from skylark.client.producer import producer as aio
 from skylark.client.producer.producer_settings import ProducerKeywords, ProducerSettings
 from skylark.client.producer.queue_selector import apply_selector
@@ -87,8 +88,10 @@ class Producer(BlockingClient[aio.Producer]):
 
     # ---- sending ---------------------------------------------------------------------------------
 
-    def send(self, message: Message, **how: Unpack[SendKeywords]) -> SendResult:
+    def send(self, message: Message, *more: Never, **how: Unpack[SendKeywords]) -> SendResult:
         """Send and wait until it is stored."""
+        if more:
+            raise too_many_arguments(message)
         message = self._client._serialized(message)
         if how:
             how = self._select(message, how)

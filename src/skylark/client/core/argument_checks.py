@@ -227,6 +227,10 @@ def checks_call(function: CallT) -> CallT:
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:
+            given = {}
+        if not given:  # not within the except, so that the error below has no second one
+            if args:
+                _refuse_unknown(function, args[0], kwargs)
             return function(*args, **kwargs)  # raises Python's error
         for name, value in given.items():
             hint = hints.get(name, Any)
@@ -235,6 +239,17 @@ def checks_call(function: CallT) -> CallT:
         return function(*args, **kwargs)
 
     return cast(CallT, call)
+
+
+def _refuse_unknown(
+    function: Callable[..., Any], target: object, kwargs: Mapping[str, Any]
+) -> None:
+    """Raise UnknownKeywordError for a keyword that a method does not have."""
+    known = _keywords(function)
+    for name in kwargs:
+        if name not in known:
+            what = f"{type(target).__name__}.{function.__name__}()"
+            raise unknown_keyword(what, name, known, kind=type(target))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -327,6 +342,8 @@ OTHER_NAMES: Final[Mapping[str, str]] = {
     "consumethreadmin": "concurrency",
     "consumethreadmax": "concurrency",
     "consumethreadnums": "concurrency",
+    "maxretries": "max_reconsume_times",
+    "retries": "max_reconsume_times",  # of a consumer: a producer has retries
     "allocatemessagequeuestrategy": "allocation",
     "partitionassignmentstrategy": "allocation",
     "autooffsetreset": "consume_from_where",
@@ -367,12 +384,17 @@ def suggests_keywords(init: CallT) -> CallT:
     return cast(CallT, call)
 
 
-def unknown_keyword(what: str, name: str, known: Mapping[str, Any]) -> UnknownKeywordError:
+def unknown_keyword(
+    what: str, name: str, known: Mapping[str, Any], *, kind: type | None = None
+) -> UnknownKeywordError:
     """The error for a keyword that a class or function does not have.
 
     ``known`` are its parameters with their types. If one of these is a struct, such as the options
-    of a client, its fields are suggested too.
+    of a client, its fields are suggested too. ``kind`` is the class of a method: if it is a client,
+    what its constructor takes is suggested as well.
     """
+    init = getattr(kind, "__init__", None)
+    settings = _keywords(init) if hasattr(init, "__wrapped__") else {}  # by suggests_keywords
     inner = [
         (parameter, struct, dict(field_types(struct)))
         for parameter, hint in known.items()
@@ -387,6 +409,9 @@ def unknown_keyword(what: str, name: str, known: Mapping[str, Any]) -> UnknownKe
             if found := find(name, fields):
                 hint = f"it belongs to the options: {parameter}={struct.__name__}({found}=...)"
                 return UnknownKeywordError(_unexpected(what, name), hint=hint)
+        if kind is not None and (found := find(name, settings)):
+            hint = f"it belongs to the constructor: {kind.__name__}({found}=...)"
+            return UnknownKeywordError(_unexpected(what, name), hint=hint)
     else:
         hint = f"known: {', '.join(sorted(known))}"
     return UnknownKeywordError(_unexpected(what, name), hint=hint)

@@ -68,6 +68,15 @@ def not_a_message(given: object) -> InvalidMessageError:
     return InvalidMessageError(f"message must be a Message, not {shown(given)}", hint=hint)
 
 
+def too_many_arguments(message: object) -> InvalidMessageError:
+    """The error for a send with more than the message, such as a topic and a body."""
+    if not isinstance(message, Message):
+        return not_a_message(message)
+    return InvalidMessageError(
+        "a send takes one message, and its options by keyword", hint="send(message, delay=10)"
+    )
+
+
 def checked_messages(messages: Iterable[Message]) -> tuple[Message, ...]:
     """The messages of a batch as a tuple; raises InvalidMessageError if it is not a list."""
     if isinstance(messages, (str, bytes, Message)) or not isinstance(messages, Iterable):

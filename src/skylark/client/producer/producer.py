@@ -33,7 +33,7 @@ import asyncio
 import math
 from collections.abc import Coroutine, Sequence
 from datetime import datetime
-from typing import Any, TypeVar, Unpack
+from typing import Any, Never, TypeVar, Unpack
 
 from skylark.client.core.argument_checks import check_function, checks_call
 from skylark.client.core.client_instance import ClientInstance
@@ -56,7 +56,13 @@ from skylark.client.core.service_state import (
     require_not_stopped,
     require_running,
 )
-from skylark.client.core.validation import check_group, check_hooks, check_topic, checked_messages
+from skylark.client.core.validation import (
+    check_group,
+    check_hooks,
+    check_topic,
+    checked_messages,
+    too_many_arguments,
+)
 from skylark.client.producer.accumulator_runner import STOPPED
 from skylark.client.producer.producer_components import ProducerParts
 from skylark.client.producer.producer_settings import ProducerKeywords, ProducerSettings
@@ -199,13 +205,15 @@ class Producer(Startable):
 
     # ---- sending ---------------------------------------------------------------------------------
 
-    async def send(self, message: Message, **how: Unpack[SendKeywords]) -> SendResult:
+    async def send(self, message: Message, *more: Never, **how: Unpack[SendKeywords]) -> SendResult:
         """Send and wait until it is stored.
 
         Raises InvalidMessageError, NoRouteError, BrokerError, SendFailedError, SendTimeoutError or
         another SkylarkError; after a TimeoutError or a SendFailedError the
         message may be stored anyway.
         """
+        if more:
+            raise too_many_arguments(message)
         parts = self._use()
         if self._serialize is not None:
             message = self._serialized(message)

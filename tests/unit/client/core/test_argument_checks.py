@@ -80,8 +80,15 @@ def test_a_method_names_the_argument_and_what_it_wants() -> None:
         with pytest.raises(ClientError) as caught:
             example.call(*args, **kwargs)
         assert str(caught.value) == sentence
-    with pytest.raises(TypeError, match="unexpected keyword argument 'nite'"):
+    with pytest.raises(TypeError, match=r"Example.call\(\) got .* 'nite': did you mean note\?"):
         example.call(queue(), nite="x")
+    with pytest.raises(
+        TypeError, match="missing 1 required positional argument: 'queue'"
+    ) as raised:
+        example.call()
+    assert raised.value.__context__ is None  # one error, not two
+    with pytest.raises(TypeError, match="missing 2 required"):
+        Example.call()  # type: ignore[call-arg]
 
 
 # ---- constructors --------------------------------------------------------------------------------
@@ -218,7 +225,11 @@ def calls_of(target: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
         function = inspect.getattr_static(type(target), name)
         if name.startswith("_") or name in LEFT_OUT or not inspect.isfunction(function):
             continue
-        parameters = list(inspect.signature(function).parameters.values())[1:]
+        parameters = [
+            each
+            for each in list(inspect.signature(function).parameters.values())[1:]
+            if each.kind is not each.VAR_POSITIONAL
+        ]
         good = {
             each.name: GOOD.get(each.name)
             for each in parameters

@@ -15,6 +15,7 @@ import skylark.sync
 from skylark import ClientOptions, ConfigError
 from skylark.client.core.argument_checks import OTHER_NAMES, plain_name
 from skylark.client.core.client_options import ClientOptions as Options
+from skylark.core.errors import ClientError, InvalidMessageError
 
 CLIENTS = [
     getattr(module, name)
@@ -70,6 +71,9 @@ def test_every_client_suggests(client: Any) -> None:
         ("Producer", "compressMsgBodyOverHowmuch", "did you mean compress_over?"),
         ("Producer", "linger_ms", "did you mean linger, in seconds?"),
         ("PushConsumer", "consumeThreadMin", "did you mean concurrency?"),
+        ("Producer", "max_retries", "did you mean retries?"),
+        ("PushConsumer", "max_retries", "did you mean max_reconsume_times?"),
+        ("PushConsumer", "retries", "did you mean max_reconsume_times?"),
         ("PushConsumer", "consumeTimeout", "did you mean consume_timeout, in seconds?"),
         ("PushConsumer", "auto_offset_reset", "did you mean consume_from_where?"),
         ("PushConsumer", "popInvisibleTime", "did you mean pop_invisible_time, in seconds?"),
@@ -91,6 +95,46 @@ def test_options_suggest_too() -> None:
             ClientOptions(**{name: "a:1"})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"did you mean heartbeat_interval, in seconds\?"):
         ClientOptions(heartbeatBrokerInterval=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("face", [skylark.aio, skylark.sync])
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("tag", "did you mean tags?"),
+        ("retries", "it belongs to the constructor: PushConsumer(max_reconsume_times=...)"),
+        ("concurency", "it belongs to the constructor: PushConsumer(concurrency=...)"),
+        ("zzz", "known: batch, handler, orderly, sql, tags, topic"),
+    ],
+)
+def test_a_subscription_suggests_too(face: Any, name: str, hint: str) -> None:
+    consumer = face.PushConsumer("g", ClientOptions(namesrv="a:1"))
+    with pytest.raises(ConfigError) as caught:
+        consumer.subscribe("T", **{name: 1})
+    sentence = f"PushConsumer.subscribe() got an unexpected keyword argument {name!r}: {hint}"
+    assert str(caught.value) == sentence
+    assert caught.value.__context__ is None  # one error, not two
+
+
+@pytest.mark.parametrize("face", [skylark.aio, skylark.sync])
+def test_tags_in_the_place_of_the_handler(face: Any) -> None:
+    consumer = face.PushConsumer("g", ClientOptions(namesrv="a:1"))
+    with pytest.raises(ClientError, match=r"is str, no function: .* tags='a \|\| b'"):
+        consumer.subscribe("T", "a || b")
+
+
+async def test_a_topic_and_a_body_instead_of_a_message() -> None:
+    options = ClientOptions(namesrv="a:1")
+    for given, sentence in (
+        (("T", b"x"), "message must be a Message, not 'T': Message(topic, body)"),
+        ((skylark.Message("T", b"x"), 3), "a send takes one message, and its options by keyword"),
+    ):
+        with pytest.raises(InvalidMessageError) as caught:
+            skylark.sync.Producer("g", options).send(*given)
+        assert sentence in str(caught.value)
+        with pytest.raises(InvalidMessageError) as caught:
+            await skylark.aio.Producer("g", options).send(*given)
+        assert sentence in str(caught.value)
 
 
 async def test_a_send_suggests_too() -> None:

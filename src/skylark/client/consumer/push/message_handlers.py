@@ -63,13 +63,20 @@ class Binding(msgspec.Struct, frozen=True, eq=False):
 def bind(topic: str, handler: Handler, batch: int) -> Binding:
     """A binding; raises ClientError for a handler that cannot be called with a message."""
     if not callable(handler):
-        raise ClientError(f"the handler of topic {topic} is {type(handler).__name__}, no function")
+        raise _not_a_handler(topic, handler)
     refuse_generator(f"the handler of topic {topic}", handler)
     _check_signature(topic, handler, batch)
     is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
     )
     return Binding(topic, handler, is_async, batch)
+
+
+def _not_a_handler(topic: str, given: object) -> ClientError:
+    return ClientError(
+        f"the handler of topic {topic} is {type(given).__name__}, no function",
+        hint=f"a filter is a keyword: tags={given!r}" if isinstance(given, str) else None,
+    )
 
 
 def _check_signature(topic: str, handler: Handler, batch: int) -> None:
