@@ -98,7 +98,7 @@ def check_message(message: Message, size_max: int = MESSAGE_SIZE_MAX) -> None:
     if not isinstance(body, (bytes, bytearray, memoryview)):
         raise InvalidMessageError(
             f"the message body is {type(body).__name__}, not bytes",
-            hint="encode text: body.encode()",
+            hint=_how_to_encode(body),
         )
     if not 1 <= len(body) <= size_max:
         if message.value is not UNSET:
@@ -114,6 +114,18 @@ def check_message(message: Message, size_max: int = MESSAGE_SIZE_MAX) -> None:
         )
     if message.properties:
         check_properties(message.properties)
+
+
+def _how_to_encode(body: object) -> str | None:
+    """The hint for a body that is not bytes."""
+    if isinstance(body, str):
+        return "encode text: body.encode()"
+    if body is None:
+        return None
+    return (
+        "encode it, as with json.dumps(body).encode(), or let the producer do so:"
+        " Producer(..., value_serializer=json_serializer) and Message(topic, value=...)"
+    )
 
 
 def _check_text(name: object, of_what: str) -> None:

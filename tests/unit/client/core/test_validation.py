@@ -63,11 +63,22 @@ def test_topics_to_read_may_be_those_of_the_system() -> None:
         check_topic("")
 
 
-@pytest.mark.parametrize("body", [None, "text", 7])
-def test_a_body_must_be_bytes(body: Any) -> None:
+@pytest.mark.parametrize(
+    ("body", "advice"),
+    [
+        (None, None),
+        ("text", "encode text: body.encode()"),
+        (7, "json.dumps(body).encode()"),
+        ({"a": 1}, "json.dumps(body).encode()"),
+        ([1], "value_serializer=json_serializer) and Message(topic, value=...)"),
+    ],
+)
+def test_a_body_must_be_bytes(body: Any, advice: str | None) -> None:
     with pytest.raises(InvalidMessageError, match="not bytes") as caught:
         check_message(Message("T", body))
     assert caught.value.response_code == 13
+    assert (advice or "") in (caught.value.hint or "")
+    assert (advice is None) == (caught.value.hint is None)
 
 
 @pytest.mark.parametrize(
