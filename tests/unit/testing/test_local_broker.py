@@ -15,7 +15,7 @@ import pytest
 
 from skylark import ClientOptions, Message, MessageExt, RetryLater, TxState, sync
 from skylark.aio import LitePullConsumer, PopConsumer, Producer
-from skylark.core.errors import ConfigError, SkylarkError
+from skylark.core.errors import ConfigError, MessageIllegalError, SkylarkError
 from skylark.testing import START_MS, LocalBroker, MessageFaults, VirtualClock, broker
 from skylark.testing.memory_net import MemoryNetwork
 
@@ -305,3 +305,14 @@ async def test_the_first_message_of_a_consumer_waits_for_no_timer() -> None:
         async with b.producer() as producer, consumer:
             await producer.send(Message(topic, b"hello"))
             assert await got.get() == began
+
+
+async def test_a_delay_that_the_broker_refuses_is_answered_with_its_limit() -> None:
+    async with broker(clock="virtual") as b:
+        topic = await b.topic()
+        async with b.producer() as producer:
+            with pytest.raises(MessageIllegalError) as caught:
+                await producer.send(Message(topic, b"x"), delay=4 * 86_400)
+    assert (caught.value.remark or "").startswith("timer message illegal, the delay time should")
+    assert "at most 3 days" in str(caught.value)
+    assert "timerMaxDelaySec" in str(caught.value)

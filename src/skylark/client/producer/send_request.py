@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -72,6 +73,8 @@ DEFAULT_REGION: Final = "DefaultRegion"
 
 _INT32_MAX = 0x7FFF_FFFF
 _QUEUE_IDS: Final = tuple(map(str, range(256)))
+_TIMER_LIMIT: Final = re.compile(r"timer message illegal.* max delay (\d{1,18})ms")
+_UNITS: Final = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 _NO_EXTRA: Final[Mapping[str, str]] = {}
 
 
@@ -240,7 +243,8 @@ def read_result(answer: Command, address: str, parcel: Parcel, queue: MessageQue
     status = STATUS_OF_CODE.get(answer.code)
     if status is None:
         remark = answer.remark or f"answered with code {answer.code}"
-        raise broker_error(answer.code, remark, broker_address=address)
+        hint = _timer_hint(remark) if answer.code == ResponseCode.MESSAGE_ILLEGAL else None
+        raise broker_error(answer.code, remark, hint=hint, broker_address=address)
     ext = answer.ext or {}
     try:
         queue_id = int(ext["queueId"])
@@ -263,6 +267,20 @@ def read_result(answer: Command, address: str, parcel: Parcel, queue: MessageQue
         recall_handle=ext.get("recallHandle"),
         region_id=ext.get(EXT_MSG_REGION) or DEFAULT_REGION,
         trace_on=ext.get(EXT_TRACE_ON) != "false",
+    )
+
+
+def _timer_hint(remark: str) -> str | None:
+    """The hint for a timed message that the broker refused: its limit, in words."""
+    found = _TIMER_LIMIT.match(remark)
+    if found is None:
+        return None
+    limit_s = int(found[1]) // 1000
+    unit, unit_s = next((each for each in _UNITS if limit_s % each[1] == 0), _UNITS[-1])
+    count = limit_s // unit_s
+    return (
+        f"this broker keeps messages for at most {count} {unit}{'' if count == 1 else 's'}, by its"
+        " own clock; its setting timerMaxDelaySec is the limit"
     )
 
 

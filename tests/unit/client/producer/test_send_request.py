@@ -26,6 +26,7 @@ from skylark.core.clock import SystemClock
 from skylark.core.errors import (
     BrokerError,
     InvalidMessageError,
+    MessageIllegalError,
     RemoteProtocolError,
     ServiceNotAvailableError,
 )
@@ -235,6 +236,40 @@ def test_other_answers_are_errors() -> None:
     for ext in ({}, {**PLACE, "queueOffset": "x"}, {**PLACE, "queueId": ""}):
         with pytest.raises(RemoteProtocolError, match="has no queue offset"):
             read_result(Command(code=0, ext=ext), "h:1", PARCEL, QUEUE)
+
+
+TOO_LATE = (
+    "timer message illegal, the delay time should not be bigger than the max delay {}ms; or if set"
+    " del msg, the delay time should be bigger than the current time"
+)
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "words"),
+    [
+        (3 * 86_400, "at most 3 days"),
+        (86_400, "at most 1 day,"),
+        (36 * 3_600, "at most 36 hours"),
+        (90, "at most 90 seconds"),
+    ],
+)
+def test_a_time_beyond_the_limit_is_answered_with_the_limit_in_words(
+    limit_s: int, words: str
+) -> None:
+    remark = TOO_LATE.format(limit_s * 1000)
+    with pytest.raises(MessageIllegalError) as raised:
+        read_result(Command(code=13, remark=remark), "h:1", PARCEL, QUEUE)
+    assert raised.value.remark == remark  # what the broker said stays as it is
+    assert str(raised.value).startswith(f"CODE: 13  DESC: {remark} BROKER: h:1: ")
+    assert words in (raised.value.hint or "")
+    assert "timerMaxDelaySec" in (raised.value.hint or "")
+
+
+@pytest.mark.parametrize("remark", ["the message is illegal", "timer message illegal", "x 5ms"])
+def test_other_illegal_messages_have_no_such_hint(remark: str) -> None:
+    with pytest.raises(MessageIllegalError) as raised:
+        read_result(Command(code=13, remark=remark), "h:1", PARCEL, QUEUE)
+    assert raised.value.hint is None
 
 
 def test_a_reply_that_is_not_stored_has_no_place() -> None:
