@@ -51,6 +51,7 @@ Ts = TypeVarTuple("Ts")
 
 AdvanceHook = Callable[[int, int, bool], None]  # from_ms, to_ms, clients_alive
 
+FINISH_WITHIN_S: Final = 6 * 3_600.0
 START_MS: Final = 1_700_000_000_000  # 2023-11-14T22:13:20Z
 # Not zero, so that code which takes the time 0 for "never" shows itself.
 _START_NS: Final = 10_000 * 1_000_000_000
@@ -197,12 +198,15 @@ class VirtualClock(BaseClock):
         finally:
             self._stop_advancing()
 
-    async def finish(self, work: Awaitable[T]) -> T:
+    async def finish(self, work: Awaitable[T], *, within: float = FINISH_WITHIN_S) -> T:
         """Await something that needs time to pass, moving on from timer to timer until it is done.
 
-        Raises NotDrainedError if no timer is left, or none of the next million helps.
+        ``within`` is a limit in seconds of virtual time: work that waits for longer is cancelled.
+        The default, 6 hours, is more than all retries of a message take together, and passes in
+        some seconds. Raises NotDrainedError then, and if no timer is left.
         """
         task = asyncio.ensure_future(work)
+        limit_ns = self._now_ns + round(within * 1e9)
         try:
             for _ in range(_TIMERS_MAX):
                 await self.drain()
@@ -211,6 +215,12 @@ class VirtualClock(BaseClock):
                 next_ns = self._next_ns()
                 if next_ns is None:
                     raise NotDrainedError("the work waits, and no timer is left that could end it")
+                if next_ns > limit_ns:
+                    raise NotDrainedError(
+                        f"the work still waits after {within:g} s of virtual time",
+                        hint="what it waits for may never come; finish(work, within=...) gives it"
+                        " more time, in seconds",
+                    )
                 await self.advance(ms=max(0, next_ns - self._now_ns) / 1e6)
             raise NotDrainedError(f"the work still waits after {_TIMERS_MAX} timers")
         finally:

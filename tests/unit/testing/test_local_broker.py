@@ -16,7 +16,14 @@ import pytest
 from skylark import ClientOptions, Message, MessageExt, RetryLater, TxState, sync
 from skylark.aio import LitePullConsumer, PopConsumer, Producer
 from skylark.core.errors import ConfigError, MessageIllegalError, SkylarkError
-from skylark.testing import START_MS, LocalBroker, MessageFaults, VirtualClock, broker
+from skylark.testing import (
+    START_MS,
+    LocalBroker,
+    MessageFaults,
+    NotDrainedError,
+    VirtualClock,
+    broker,
+)
 from skylark.testing.memory_net import MemoryNetwork
 
 MINUTE_MS = 60_000
@@ -316,3 +323,13 @@ async def test_a_delay_that_the_broker_refuses_is_answered_with_its_limit() -> N
     assert (caught.value.remark or "").startswith("timer message illegal, the delay time should")
     assert "at most 3 days" in str(caught.value)
     assert "timerMaxDelaySec" in str(caught.value)
+
+
+async def test_waiting_for_a_message_that_never_comes_ends() -> None:
+    """The servers of a broker never run out of timers."""
+    async with broker(clock="virtual") as b:
+        got: asyncio.Queue[bytes] = asyncio.Queue()
+        began_ms = b.clock.now_ms()
+        with pytest.raises(NotDrainedError, match="after 1800 s of virtual time"):
+            await b.clock.finish(got.get(), within=1800)
+        assert 0 < b.clock.now_ms() - began_ms <= 1_800_000
