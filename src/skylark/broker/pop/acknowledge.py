@@ -191,9 +191,6 @@ class _NamedPop(NamedTuple):
     """A pop that an ack of the current put has named, after all checks of the ack."""
 
     put_number: int
-    topic: str
-    group: str
-    queue_id: int
     #: The receipt handle up to the offset of the message, which is its last field.
     handle: str
     min_offset: int
@@ -233,7 +230,7 @@ class AckStep:
             if isinstance(found, Done):
                 return found
             pop = found
-        self._common.on_acked(pop.topic, pop.group, 1)
+        self._common.on_acked(request.topic, request.consumer_group, 1)
         return self._draft(pop.receipt, request.offset)
 
     def _same_pop(self, request: AckMessageRequestHeader, put_number: int) -> _NamedPop | None:
@@ -244,9 +241,9 @@ class AckStep:
         handle, _, offset = request.extra_info.rpartition(" ")
         is_same = (
             handle == named.handle
-            and request.topic == named.topic
-            and request.consumer_group == named.group
-            and request.queue_id == named.queue_id
+            and request.topic == named.receipt.topic
+            and request.consumer_group == named.receipt.group
+            and request.queue_id == named.receipt.queue_id
             and named.min_offset <= request.offset <= named.max_offset
             and not request.lite_topic
             and _OFFSET.fullmatch(offset)
@@ -275,8 +272,7 @@ class AckStep:
         if reason is not None:
             return Done(AckResult(reason))
         text = request.extra_info.rpartition(" ")[0]
-        receipt = _receipt(request, handle)
-        found = _NamedPop(put_number, topic, group, queue_id, text, min_offset, max_offset, receipt)
+        found = _NamedPop(put_number, text, min_offset, max_offset, _receipt(request, handle))
         if handle.queue_offset >= 0 and handle.log_offset < 0:
             self._named = found
         return found
