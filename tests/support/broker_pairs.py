@@ -14,7 +14,7 @@ from skylark.core.clock import LoopClock
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 from skylark.net.client import RemotingClient
-from skylark.net.transport import TcpNetwork
+from skylark.net.transport import PortInUseError, TcpNetwork
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.message import iter_records
@@ -78,12 +78,25 @@ class Pair:
             **self._settings,
             **given,
         }
-        broker = Broker(load_broker_config(texts(self.root / name, **settings)))
-        await broker.start()
+        broker = await self._started(name, settings)
         self._brokers[name] = broker
         self._ports[name] = broker.address.port
         await until(lambda: self.namesrv in broker.features.registration.states)
         await until(lambda: broker.features.registration.states[self.namesrv])
+
+    async def _started(self, name: str, settings: dict[str, str]) -> Broker:
+        """A broker that serves; between two starts, a client of another test may have its port."""
+        deadline = asyncio.get_running_loop().time() + LIMIT_S
+        while True:
+            broker = Broker(load_broker_config(texts(self.root / name, **settings)))
+            try:
+                await broker.start()
+            except PortInUseError:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(0.02)
+            else:
+                return broker
 
     async def stop(self, name: str) -> None:
         broker = self._brokers.pop(name, None)
